@@ -1,0 +1,34 @@
+"""The package's errors; each class is one way to fail and one exit code.
+
+"Does not fit" is not among them: it is a result (see ``preflight``).
+"""
+
+from __future__ import annotations
+
+
+class HicacheLabError(Exception):
+    """Something could not be done; the message names the flag, file or line, and what would help."""
+
+    exit_code = 1
+
+
+class UsageError(HicacheLabError):
+    """A flag or a parameter is missing, misspelt or not of the expected form."""
+
+    exit_code = 2
+
+
+class UnknownFact(HicacheLabError):
+    """An architecture, a release or a fact that is not known; nothing is guessed."""
+
+
+class InputError(HicacheLabError):
+    """A file or a stream that is not what it should be; the message names file and line."""
+
+
+class HostError(HicacheLabError):
+    """The machine did not give a fact or a resource: memory files, control groups, disk, browser."""
+
+
+class ServerError(HicacheLabError):
+    """A server could not be reached, is not SGLang, is not ready, or refused the request."""
