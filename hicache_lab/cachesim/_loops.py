@@ -132,10 +132,35 @@ def hits_by_capacity(steps: Ints) -> int:
 
 
 @njit
-def keep_sampled(ids: npt.NDArray[np.int64], offsets: Ints, threshold: np.uint64, seed: np.uint64, kept: npt.NDArray[np.int64], ends: Ints) -> int:
-    """Copy the blocks whose hash lies below ``threshold`` (spatial sampling, Waldspurger et al., FAST'15)."""
-    count = 0
+def keep_sampled(
+    ids: Ints,
+    offsets: Ints,
+    looked_up: Ints,
+    threshold: np.uint64,
+    seed: np.uint64,
+    kept: Ints,
+    bounds: Ints,
+    wanted: Ints,
+) -> int:
+    """Copy the blocks whose hash lies below ``threshold`` (spatial sampling, Waldspurger et al., FAST'15).
+
+    Args:
+        ids: block ids as recorded.
+        offsets: request bounds.
+        looked_up: blocks of each request that count as references.
+        threshold: of the 64-bit hash.
+        seed: varies the sample.
+        kept: receives the kept ids.
+        bounds: receives request bounds in ``kept``; ``bounds[0]`` is set by the caller.
+        wanted: receives how many kept blocks of each request count as references.
+
+    Returns:
+        The number of kept blocks.
+    """
+    count = np.int64(0)
     for r in range(offsets.size - 1):
+        edge = offsets[r] + looked_up[r]
+        wanted[r] = 0
         for i in range(offsets[r], offsets[r + 1]):
             z = (np.uint64(ids[i]) + seed) * np.uint64(0x9E3779B97F4A7C15)
             z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -144,5 +169,7 @@ def keep_sampled(ids: npt.NDArray[np.int64], offsets: Ints, threshold: np.uint64
             if z < threshold:
                 kept[count] = ids[i]
                 count += 1
-        ends[r] = count
+                if i < edge:
+                    wanted[r] += 1
+        bounds[r + 1] = bounds[0] + count
     return count

@@ -78,7 +78,9 @@ class ReplaySettings:
         if self.host_tokens and self.host_tokens <= self.device_tokens:
             policy = self.write_policy
             if policy is not WritePolicy.WRITE_BACK:
-                warnings.append(f"the host tier is no larger than the device tier: under {policy} it adds next to nothing")
+                warnings.append(
+                    f"the host tier is no larger than the device tier: under {policy} it adds next to nothing"
+                )
         if self.write_policy is WritePolicy.WRITE_BACK and self.eviction.name in ("lfu", "slru"):
             warnings.append(f"under write_back no hit is counted, so {self.eviction.name} acts as lru")
         return rules, tuple(warnings)
@@ -145,7 +147,10 @@ def replay(trace: Trace, settings: ReplaySettings) -> ReplayResult:
     run = _Run(trace, settings, rules)
     run.all()
     if run.refused:
-        warnings = (*warnings, f"{len(run.refused)} requests can never fit into {settings.device_tokens} device tokens")
+        warnings = (
+            *warnings,
+            f"{len(run.refused)} requests can never fit into {settings.device_tokens} device tokens",
+        )
     if run.tree.traffic.assertions:
         warnings = (
             *warnings,
@@ -223,7 +228,11 @@ class _Run:
             batch.append((self.chunked, length))
             budget -= self._pages(length)
             promised = self._pages(length) + self.page + self.chunked.outputs
-        while self.waiting and budget >= self.page and len(self.running) + len(batch) < self.settings.concurrency:
+        while (
+            self.waiting
+            and budget >= self.page
+            and len(self.running) + len(batch) < self.settings.concurrency
+        ):
             request = self._admit(self.waiting[0], promised, alone=not batch and not self.running)
             if request is None:
                 break

@@ -110,7 +110,9 @@ def rules_for(release: str) -> tuple[ReplayRules, str | None]:
     choices = [names for since, names in _POLICIES if since <= wanted][-1]
     warning = None
     if wanted > _numbers(NEWEST_READ):
-        warning = f"sglang {release} is newer than the newest release read ({NEWEST_READ}); its rules are assumed"
+        warning = (
+            f"sglang {release} is newer than the newest release read ({NEWEST_READ}); its rules are assumed"
+        )
     return replace(era, policies=choices), warning
 
 

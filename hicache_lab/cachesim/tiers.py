@@ -40,7 +40,9 @@ class WritePolicy(StrEnum):
         try:
             return cls(text)
         except ValueError:
-            raise UsageError(f"--hicache-write-policy: expected one of {', '.join(cls)}, got {text!r}") from None
+            raise UsageError(
+                f"--hicache-write-policy: expected one of {', '.join(cls)}, got {text!r}"
+            ) from None
 
     def reach(self, device: npt.ArrayLike, host: npt.ArrayLike) -> Ints:
         """The one-tier capacity that both tiers together amount to; device and host broadcast."""

@@ -223,7 +223,9 @@ class PrefixTree:
 
     # ---- inserting ----
 
-    def insert(self, at: int, blocks: int, tokens: int, *, counts: bool, counted: int = 0, priority: int = 0) -> tuple[Node, int]:
+    def insert(
+        self, at: int, blocks: int, tokens: int, *, counts: bool, counted: int = 0, priority: int = 0
+    ) -> tuple[Node, int]:
         """Put a computed path into the tree.
 
         Args:
@@ -457,9 +459,13 @@ class PrefixTree:
 
     def _offer(self, node: Node) -> None:
         """Enter a node among the candidates if it is one; its older entries become void."""
-        if node.is_device_leaf:
+        if node.lock:  # is_device_leaf and is_host_leaf, spelled out: this is the hot spot
+            return
+        if node.device:
+            if node.device_children:
+                return
             heap = self.device_heap
-        elif node.is_host_leaf:
+        elif node.host and not node.children:
             heap = self.host_heap
         else:
             return

@@ -61,7 +61,9 @@ TIMESTAMP, INPUT, OUTPUT, HASHES, BLOCK, OTHER = 0, 1, 2, 3, 4, 5
 
 
 @njit
-def _key_kind(text: npt.NDArray[np.uint8], start: int, end: int, names: npt.NDArray[np.uint8], bounds: Ints) -> int:
+def _key_kind(
+    text: npt.NDArray[np.uint8], start: int, end: int, names: npt.NDArray[np.uint8], bounds: Ints
+) -> int:
     for kind in range(bounds.size - 1):
         length = bounds[kind + 1] - bounds[kind]
         if length == end - start:
@@ -151,7 +153,14 @@ def _plain_value(text: npt.NDArray[np.uint8], i: int, n: int) -> int:
 
 @njit
 def _scan_line(
-    text: npt.NDArray[np.uint8], i: int, n: int, names: npt.NDArray[np.uint8], bounds: Ints, ids: Ints, at: int, row: npt.NDArray[np.float64]
+    text: npt.NDArray[np.uint8],
+    i: int,
+    n: int,
+    names: npt.NDArray[np.uint8],
+    bounds: Ints,
+    ids: Ints,
+    at: int,
+    row: npt.NDArray[np.float64],
 ) -> int:
     """Read one line into ``row`` (timestamp, input, output, hashes seen, block size); new length of ids, or -1."""
     row[:] = -1.0
@@ -243,7 +252,9 @@ def scan_lines(
 
 
 @njit
-def fill_requests(ids: Ids, offsets: Ints, shared: Ints, shared_base: Ints, private_base: Ints, tail_ids: Ints) -> None:
+def fill_requests(
+    ids: Ids, offsets: Ints, shared: Ints, shared_base: Ints, private_base: Ints, tail_ids: Ints
+) -> None:
     """Write each request's blocks: its shared prefix, then its session's own blocks, then (if not -1) its tail id."""
     for r in range(offsets.size - 1):
         start = offsets[r]

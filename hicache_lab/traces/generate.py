@@ -30,7 +30,10 @@ def mooncake_like(requests: int = 12_031, seed: int = 0, requests_per_s: float =
     first, session = _first_of(turns)
     count = first.size
     output = np.minimum(rng.exponential(343.0, count) + 1, 2000).astype(np.int64)
-    new = np.where(first, rng.lognormal(8.50, 1.255, count), rng.lognormal(4.7, 2.3, count)).astype(np.int64) + 400
+    new = (
+        np.where(first, rng.lognormal(8.50, 1.255, count), rng.lognormal(4.7, 2.3, count)).astype(np.int64)
+        + 400
+    )
     inputs = np.minimum(_cumulative_inputs(new, output, first), 128_000)
     start = np.cumsum(rng.exponential(requests / requests_per_s / sessions, sessions))
     gaps = np.where(first, 0.0, rng.lognormal(np.log(123.0), 1.07, count))
@@ -160,7 +163,9 @@ def rag(
     system = max(system_tokens // block_tokens, 1)
     question = max(question_tokens // block_tokens, 1)
     weights = 1.0 / np.arange(1, _positive(documents, "documents") + 1) ** skew
-    chosen = rng.choice(documents, (_positive(requests, "requests"), documents_per_request), p=weights / weights.sum())
+    chosen = rng.choice(
+        documents, (_positive(requests, "requests"), documents_per_request), p=weights / weights.sum()
+    )
     bodies = (system + chosen[:, :, None] * document + np.arange(document)).reshape(requests, -1)
     heads = np.broadcast_to(np.arange(system), (requests, system))
     own = system + documents * document + np.arange(requests * question).reshape(requests, question)
@@ -176,7 +181,9 @@ def rag(
     return _renamed(made, f"generated: rag seed {seed}")
 
 
-def cyclic_scan(items: int = 50, item_tokens: int = 4096, rounds: int = 4, block_tokens: int = 64, seed: int = 0) -> Trace:
+def cyclic_scan(
+    items: int = 50, item_tokens: int = 4096, rounds: int = 4, block_tokens: int = 64, seed: int = 0
+) -> Trace:
     """The same prompts over and over in the same order: LRU gains nothing until all of them fit, then everything.
 
     ``seed`` changes nothing here; it is taken so that all generators can be called alike.
@@ -212,7 +219,9 @@ def bench_multiturn(
     """
     rng = _rng(seed)
     new = question_tokens or request_tokens
-    order = _client_order(rng, _positive(clients, "clients"), _positive(rounds, "rounds"), max_parallel, barrier)
+    order = _client_order(
+        rng, _positive(clients, "clients"), _positive(rounds, "rounds"), max_parallel, barrier
+    )
     round_of = np.zeros(order.size, np.int64)
     seen = np.zeros(clients, np.int64)
     for index, client in enumerate(order.tolist()):
@@ -266,9 +275,11 @@ def _converted(value: Any, kind: type) -> Any:
             return value
         raise ValueError
     if kind is bool:
-        return {"true": True, "false": False, "1": True, "0": False}.get(value.lower()) is True if value.lower() in (
-            "true", "false", "1", "0"
-        ) else _refuse()
+        return (
+            {"true": True, "false": False, "1": True, "0": False}.get(value.lower()) is True
+            if value.lower() in ("true", "false", "1", "0")
+            else _refuse()
+        )
     return kind(value.replace("_", "").replace(",", ""))
 
 

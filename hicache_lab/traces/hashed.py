@@ -55,7 +55,9 @@ class Skips:
             self.examples.append(f"{where}: {reason}")
 
 
-def stream_hashed(path: Path, skips: Skips | None = None, chunk_bytes: int | None = None) -> Iterator[HashedChunk]:
+def stream_hashed(
+    path: Path, skips: Skips | None = None, chunk_bytes: int | None = None
+) -> Iterator[HashedChunk]:
     """Read a file chunk by chunk.
 
     Args:
@@ -81,7 +83,9 @@ def stream_hashed(path: Path, skips: Skips | None = None, chunk_bytes: int | Non
         if (ends[:count] >= 0).all():
             yield _chunk(ids, np.concatenate(([0], ends[:count])), rows[:count], first_line)
         else:
-            yield _with_slow_lines(path, block, ids, ends[:count], rows[:count], spans[:count], first_line, skips)
+            yield _with_slow_lines(
+                path, block, ids, ends[:count], rows[:count], spans[:count], first_line, skips
+            )
 
 
 def _chunk(ids: Ints, offsets: Ints, rows: Floats, first_line: int) -> HashedChunk:
@@ -98,7 +102,14 @@ def _chunk(ids: Ints, offsets: Ints, rows: Floats, first_line: int) -> HashedChu
 
 
 def _with_slow_lines(
-    path: Path, block: bytes, ids: Ints, ends: Ints, rows: Floats, spans: Ints, first_line: int, skips: Skips | None
+    path: Path,
+    block: bytes,
+    ids: Ints,
+    ends: Ints,
+    rows: Floats,
+    spans: Ints,
+    first_line: int,
+    skips: Skips | None,
 ) -> HashedChunk:
     """Let the json module read the lines that the scanner passed on, and put all in order."""
     pieces: list[Ints] = []
@@ -135,7 +146,9 @@ def _slow_line(raw: bytes) -> tuple[Ints, Floats]:
     if not isinstance(record, dict):
         raise ValueError(f"expected an object with hash_ids and input_length, got {type(record).__name__}")
     hashes = record.get("hash_ids")
-    if not isinstance(hashes, list) or not all(isinstance(x, int) and not isinstance(x, bool) for x in hashes):
+    if not isinstance(hashes, list) or not all(
+        isinstance(x, int) and not isinstance(x, bool) for x in hashes
+    ):
         raise ValueError("expected hash_ids, a list of whole numbers")
     if any(not -(2**63) <= x < 2**63 for x in hashes):
         hashes = [x % 2**63 for x in hashes]  # unsigned 64-bit hashes keep their identity
@@ -172,7 +185,11 @@ def read_hashed(path: Path, *, block_tokens: int | None = None, skip_bad: bool =
     declared = np.unique(np.concatenate([part.block_sizes for part in parts]))
     size = choose_block(path, counts, inputs, declared, block_tokens)
     timestamps = np.concatenate([part.timestamps_ms for part in parts])
-    notes = [f"{sum(skips.counts.values())} lines left out, for example {skips.examples[0]}"] if skips and skips.counts else []
+    notes = (
+        [f"{sum(skips.counts.values())} lines left out, for example {skips.examples[0]}"]
+        if skips and skips.counts
+        else []
+    )
     if (np.diff(timestamps) < 0).any():
         notes.append("arrival times are not in order; requests are taken in the order of the file")
     raw_ids = parts[0].raw_ids if len(parts) == 1 else np.concatenate([part.raw_ids for part in parts])
@@ -195,7 +212,9 @@ def choose_block(path: Path, counts: Ints, inputs: Ints, declared: Ints, wanted:
     """Find the block size, and refuse one that cannot be: every request must have its length's worth of blocks."""
     stated = [int(size) for size in declared if size > 0]
     if len(stated) > 1:
-        raise InputError(f"{path}: block_size differs between lines ({', '.join(map(str, stated))}); split the file")
+        raise InputError(
+            f"{path}: block_size differs between lines ({', '.join(map(str, stated))}); split the file"
+        )
     if wanted is None and stated:
         wanted = stated[0]
     if wanted is not None:

@@ -42,7 +42,9 @@ class CharacterTokenizer:
 
     def __init__(self, chars_per_token: int = CHARS_PER_TOKEN) -> None:
         if chars_per_token < 1:
-            raise UsageError(f"--chars-per-token: expected a whole number of at least 1, got {chars_per_token}")
+            raise UsageError(
+                f"--chars-per-token: expected a whole number of at least 1, got {chars_per_token}"
+            )
         self.chars_per_token = chars_per_token
         self._pieces: dict[str, int] = {}
 
@@ -96,10 +98,18 @@ def read_prompts(
     sessions = list(_sessions(path, skips))
     notes = []
     if any(len(session) > 1 for session in sessions):
-        notes.append(f"conversations carry no times: turns interleaved over {sessions_at_once} sessions at once")
+        notes.append(
+            f"conversations carry no times: turns interleaved over {sessions_at_once} sessions at once"
+        )
     requests = interleave(sessions, sessions_at_once)
     return tokenized(
-        requests, path, block_tokens=block_tokens, tokenizer=tokenizer, skips=skips, notes=notes, time_unit=1.0
+        requests,
+        path,
+        block_tokens=block_tokens,
+        tokenizer=tokenizer,
+        skips=skips,
+        notes=notes,
+        time_unit=1.0,
     )
 
 
@@ -119,7 +129,9 @@ def tokenized(
         raise InputError(f"{path}: holds no request with a prompt{left_out}")
     remarks = list(notes)
     encode = tokenizer
-    if encode is None and any(isinstance(part, str) and part for r in requests for part in (r.prompt, r.output)):
+    if encode is None and any(
+        isinstance(part, str) and part for r in requests for part in (r.prompt, r.output)
+    ):
         stand_in = CharacterTokenizer()
         encode = stand_in
         remarks.append(
@@ -226,7 +238,9 @@ def session_of(record: Any) -> list[Request]:
     turns = record.get("conversations") or record.get("conversation") or record.get("turns")
     if isinstance(turns, list) and turns:
         return _turns(turns)
-    arrival = next((float(record[key]) for key in _TIME_KEYS if isinstance(record.get(key), int | float)), None)
+    arrival = next(
+        (float(record[key]) for key in _TIME_KEYS if isinstance(record.get(key), int | float)), None
+    )
     messages = record.get("messages")
     if isinstance(messages, list) and messages:
         rendered = [_message(message) for message in messages]

@@ -9,7 +9,12 @@ from pathlib import Path
 from hicache_lab.errors import InputError, UsageError
 from hicache_lab.traces import files
 from hicache_lab.traces.hashed import read_hashed
-from hicache_lab.traces.lengths import looks_like_lengths, read_bench_serving, read_lengths_csv, refuse_bench_multiturn
+from hicache_lab.traces.lengths import (
+    looks_like_lengths,
+    read_bench_serving,
+    read_lengths_csv,
+    refuse_bench_multiturn,
+)
 from hicache_lab.traces.prompts import PROMPT_KEYS, Tokenizer, read_prompts
 from hicache_lab.traces.request_logs import FINISHED, read_request_log
 from hicache_lab.traces.trace import Trace
@@ -114,7 +119,9 @@ def read_trace(
             skip_bad=skip_bad,
         )
     if kind == "sglang-log":
-        return read_request_log(path, block_tokens=block_tokens or _PAGE, tokenizer=tokenizer, skip_bad=skip_bad)
+        return read_request_log(
+            path, block_tokens=block_tokens or _PAGE, tokenizer=tokenizer, skip_bad=skip_bad
+        )
     if kind == "lengths-csv":
         return read_lengths_csv(path, skip_bad=skip_bad)
     return read_bench_serving(path)

@@ -28,7 +28,9 @@ FINISHED = "Finish: obj="
 _INPUT_IDS = re.compile(r"\binput_ids=\[([0-9, ]*)\](?! \.\.\. )")
 _OUTPUT_IDS = re.compile(r"'output_ids': \[([0-9, ]*)\](?! \.\.\. )")
 _TEXT = re.compile(r"\btext=('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")(?! \.\.\. )")
-_COUNT = {name: re.compile(rf"'{name}': (\d+)") for name in ("prompt_tokens", "completion_tokens", "cached_tokens")}
+_COUNT = {
+    name: re.compile(rf"'{name}': (\d+)") for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
+}
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?)")
 _TOO_LONG = "prompt cut by the log (level 2 keeps 2,048); log with --log-requests-level 3"
 _NO_CONTENT = "no prompt in the log (level 0 or 1); log with --log-requests-level 3"
@@ -83,12 +85,20 @@ def read_request_log(
         )
     first = next((entry.finished_s for entry in whole if entry.finished_s is not None), 0.0)
     requests = [
-        Request(entry.prompt or "", entry.output, None if entry.finished_s is None else entry.finished_s - first)
+        Request(
+            entry.prompt or "", entry.output, None if entry.finished_s is None else entry.finished_s - first
+        )
         for entry in whole
     ]
     notes = ("requests are in the order of their end, with the time of their end",)
     return tokenized(
-        requests, path, block_tokens=block_tokens, tokenizer=tokenizer, skips=skips, notes=notes, time_unit=1.0
+        requests,
+        path,
+        block_tokens=block_tokens,
+        tokenizer=tokenizer,
+        skips=skips,
+        notes=notes,
+        time_unit=1.0,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -168,7 +167,9 @@ class Trace:
         ids, space = _dense(raw_ids)
         remarks = list(notes)
         if not _loops.is_chained(ids, offsets, np.full(space, -2, np.int64)):
-            remarks.append("block ids are content hashes, not prefix hashes: re-chained into prefix identities")
+            remarks.append(
+                "block ids are content hashes, not prefix hashes: re-chained into prefix identities"
+            )
             ids, space = _loops.chain(ids, offsets)
         requests = len(offsets) - 1
         return cls(
@@ -261,31 +262,6 @@ class Trace:
 
     def _with_notes(self, notes: Sequence[str]) -> Trace:
         return replace(self, notes=tuple(notes))
-
-
-def concatenate(parts: Sequence[Trace]) -> Trace:
-    """Put traces that share one id space one after the other (the chunks of a streaming reader)."""
-    if not parts:
-        raise InputError("no request was read")
-    first = parts[0]
-    for before, after in pairwise(parts):
-        if before.block_tokens != after.block_tokens:
-            raise InputError(f"{after.origin}: block size changes from {before.block_tokens} to {after.block_tokens}")
-    offsets = [parts[0].offsets]
-    for part in parts[1:]:
-        offsets.append(part.offsets[1:] + offsets[-1][-1])
-    return replace(
-        first,
-        ids=np.concatenate([part.ids for part in parts]),
-        offsets=np.concatenate(offsets),
-        prompt_blocks=np.concatenate([part.prompt_blocks for part in parts]),
-        input_tokens=np.concatenate([part.input_tokens for part in parts]),
-        output_tokens=np.concatenate([part.output_tokens for part in parts]),
-        unique_blocks=max(part.unique_blocks for part in parts),
-        arrival_s=None
-        if any(part.arrival_s is None for part in parts)
-        else np.concatenate([part.arrival_s for part in parts if part.arrival_s is not None]),
-    )
 
 
 def _dense(raw_ids: npt.NDArray[np.integer]) -> tuple[Ids, int]:
