@@ -1,0 +1,248 @@
+"""From the facts of a config to the geometry: which architecture, which layers, which shapes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from hicache_lab.errors import UnknownFact, UsageError
+from hicache_lab.geometry.config import DTYPES, Architecture, Facts, architectures, first_architecture
+from hicache_lab.geometry.layers import DECODERS, MAX_LAYERS, LayoutError, decode
+from hicache_lab.geometry.shapes import (
+    LAYER_KINDS,
+    CompressedShape,
+    HeadShape,
+    LatentShape,
+    ModelGeometry,
+)
+from hicache_lab.geometry.states import STATES, state_shape
+
+KINDS = ("gqa", "mla", "dsa", "dsv4")
+
+# Keys that say that not all layers are alike; an unknown class that has one needs its layers given explicitly.
+LAYOUT_HINTS = (*DECODERS, "sliding_window", "attention_chunk_size", "linear_num_value_heads", "mamba_num_heads",
+                "mamba_d_state", "ssm_state_size", "attn_layer_indices", "block_configs")  # fmt: skip
+
+DRAFT_KEYS = ("draft_layers", "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+
+
+def build(
+    config: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    name: str,
+    origin: str,
+    confidence: str,
+    source: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> ModelGeometry:
+    """Build the geometry of a config (see ``load_geometry``)."""
+    facts = Facts(config, overrides, origin)
+    outer = first_architecture(config)
+    inner = first_architecture(facts.inner) or outer
+    row = _row(facts, outer, inner)
+    facts.defaults = row.defaults
+    kinds = _layer_kinds(facts, row)
+    latent = row.kind in ("mla", "dsa")
+    row_bytes = facts.number("kv_row_bytes")
+    full = swa = None
+    if row.kind == "gqa":
+        if row_bytes is not None:
+            raise facts.error("kv_row_bytes", "is for MLA rows; for gqa give num_key_value_heads and head_dim")
+        full, swa = _heads(facts, row, kinds)
+    geometry = ModelGeometry(
+        name=name,
+        architecture=outer,
+        inner_architecture=inner,
+        model_type=facts.text("model_type"),
+        source=source,
+        confidence=confidence,
+        kind=row.kind,
+        layer_kinds=kinds,
+        full=full,
+        swa=swa,
+        latent=_latent(facts) if latent and row_bytes is None else None,
+        compressed=_compressed(facts) if row.kind == "dsv4" else None,
+        kv_row_bytes=row_bytes,
+        index_head_dim=facts.need("index_head_dim") if row.kind in ("dsa", "dsv4") else None,
+        indexer_owner=_indexer_owner(facts, row.kind, kinds),
+        state=state_shape(facts, row.state) if "linear" in kinds else None,
+        window=facts.need(row.window) if "swa" in kinds or row.kind == "dsv4" else None,
+        draft_layers=facts.number(*DRAFT_KEYS, low=0) or 0,
+        num_attention_heads=facts.number("num_attention_heads"),
+        max_position_embeddings=facts.number("max_position_embeddings", "seq_length", "n_ctx", "max_seq_len"),
+        dtype=_dtype(facts),
+        assumed=tuple(facts.assumed),
+        notes=notes + (("given explicitly: " + ", ".join(sorted(overrides)),) if overrides else ()),
+    )
+    facts.settle(outer or row.kind)
+    return geometry
+
+
+def _row(facts: Facts, outer: str, inner: str) -> Architecture:
+    """The architecture's row; an unknown one must be told its kind."""
+    table = architectures()
+    known = table.get(outer) or table.get(inner)
+    inline = facts.outer.get("kind") if not outer else None
+    kind = facts.overrides.get("kind", inline)
+    if kind is not None and kind not in KINDS:
+        raise UsageError(f"{facts.origin}: kind: expected one of {', '.join(KINDS)}, got {str(kind)[:40]!r}")
+    if known is not None and kind in (None, known.kind):
+        return known
+    if kind is not None:
+        state = facts.get("state") or ""
+        if state and state not in STATES:
+            raise UsageError(f"{facts.origin}: state: expected one of {', '.join(STATES)}, got {str(state)[:40]!r}")
+        layers = ("compress_ratios",) if kind == "dsv4" else ("layer_kinds", "full")
+        return Architecture(kind=str(kind), layers=layers, state=str(state))
+    close = difflib.get_close_matches(outer[:200], table, n=3)
+    raise UnknownFact(
+        f"{facts.origin}: "
+        + (f"architecture {outer[:200]!r} is not known" if outer else "the config names no architecture")
+        + ", so how it stores keys and values is not guessed"
+        + (f" (close: {', '.join(close)})" if close else "")
+        + '; give it explicitly, for example overrides={"kind": "gqa", "layer_kinds": "full"} when every layer keeps '
+        "all tokens' keys and values"
+    )
+
+
+def _layer_kinds(facts: Facts, row: Architecture) -> tuple[str, ...]:
+    count = facts.number("num_hidden_layers", "num_layers")
+    if count is not None and count > MAX_LAYERS:
+        raise facts.error("num_hidden_layers", f"expected at most {MAX_LAYERS}, got {count}")
+    explicit = facts.get("layer_kinds")
+    if explicit is not None:
+        return _explicit_kinds(facts, explicit, count)
+    for key in row.layers:
+        value = _layout_value(facts, key)
+        if key in DECODERS and value is not None:
+            return _decoded(facts, key, value, count)
+    for key in row.layers:
+        if key in row.defaults:
+            return _decoded(facts, key, facts.number(key), count)
+    if count is None:
+        facts.lack("num_hidden_layers")
+    rule = row.layers[-1]
+    if rule in DECODERS:
+        facts.lack(rule, "which layers are of which kind")
+        return ("full",) * (count or 1)
+    if "layer_kinds" in row.layers and not facts.outer.get("kind"):
+        hints = [key for key in LAYOUT_HINTS if facts.get(key) not in (None, False)]
+        if hints:
+            facts.lack("layer_kinds", f"the config has {', '.join(hints)}; {_kinds_help()}")
+    return _window_rule(facts, rule, count or 1)
+
+
+def _kinds_help() -> str:
+    return f"one of {', '.join(LAYER_KINDS[:4])} for each layer, or one word for all"
+
+
+def _layout_value(facts: Facts, key: str) -> Any:
+    value = facts.get(key)
+    if key == "attn_layer_period" and value is not None:
+        return value, facts.get("attn_layer_offset")
+    return value
+
+
+def _decoded(facts: Facts, key: str, value: Any, count: int | None) -> tuple[str, ...]:
+    if count is None and key not in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
+        facts.lack("num_hidden_layers")
+        return ("full",)
+    try:
+        return decode(key, value, count)
+    except LayoutError as error:
+        raise facts.error(key, str(error)) from error
+
+
+def _explicit_kinds(facts: Facts, value: Any, count: int | None) -> tuple[str, ...]:
+    if isinstance(value, str):
+        if count is None:
+            facts.lack("num_hidden_layers")
+        value = [value] * (count or 1)
+    wrong = not isinstance(value, list | tuple) or not value or len(value) > MAX_LAYERS
+    if wrong or any(not isinstance(kind, str) or kind not in LAYER_KINDS for kind in value):
+        raise facts.error("layer_kinds", f"expected {_kinds_help()}, got {str(value)[:60]!r}")
+    if count is not None and len(value) != count:
+        raise facts.error("layer_kinds", f"{len(value)} entries for {count} layers (num_hidden_layers)")
+    return tuple(value)
+
+
+def _window_rule(facts: Facts, rule: str, count: int) -> tuple[str, ...]:
+    """``full``; ``window``: all layers slide when there is a window; ``window_flag``: Qwen's switch."""
+    if rule == "window" and facts.number("sliding_window") is not None:
+        return ("swa",) * count
+    if rule == "window_flag" and facts.get("use_sliding_window") is True and facts.get("sliding_window"):
+        start = facts.need("max_window_layers", low=0)
+        return tuple("swa" if i >= start else "full" for i in range(count))
+    return ("full",) * count
+
+
+def _heads(facts: Facts, row: Architecture, kinds: tuple[str, ...]) -> tuple[HeadShape | None, HeadShape | None]:
+    base_kv = facts.need("num_key_value_heads", "multi_query_group_num")
+    base_dim = _head_dim(facts, row)
+    base_v = facts.number("v_head_dim") or base_dim
+
+    def special(keys: Mapping[str, str]) -> HeadShape:
+        dim = facts.number(keys.get("head_dim", "")) or base_dim
+        return HeadShape(
+            kv_heads=facts.number(keys.get("kv_heads", "")) or base_kv,
+            head_dim=dim,
+            v_head_dim=facts.number(keys.get("v_head_dim", "")) or (dim if "head_dim" in keys else base_v),
+        )
+
+    full = special(row.full_heads) if row.full_heads else HeadShape(base_kv, base_dim, base_v)
+    swa = special(row.swa_heads) if row.swa_heads else HeadShape(base_kv, base_dim, base_v)
+    return full, swa if "swa" in kinds else None
+
+
+def _head_dim(facts: Facts, row: Architecture) -> int:
+    explicit = facts.number("head_dim", "attention_head_dim", "kv_channels")
+    if explicit is not None:
+        return explicit
+    if row.head_dim != "derive":
+        facts.lack("head_dim")
+        return 1
+    hidden, heads = facts.number("hidden_size"), facts.number("num_attention_heads")
+    if hidden is None or heads is None:
+        facts.lack("head_dim")
+        return 1
+    if hidden % heads:
+        raise facts.error("head_dim", f"missing, and hidden_size {hidden} / num_attention_heads {heads} is not whole")
+    facts.assume(f"head_dim = {hidden // heads} (hidden_size / num_attention_heads; the file does not say)")
+    return hidden // heads
+
+
+def _latent(facts: Facts) -> LatentShape:
+    return LatentShape(facts.need("kv_lora_rank"), facts.need("qk_rope_head_dim"))
+
+
+def _compressed(facts: Facts) -> CompressedShape:
+    dim, rope = facts.need("head_dim"), facts.need("qk_rope_head_dim")
+    if not facts.missing and rope >= dim:
+        raise facts.error("qk_rope_head_dim", f"{rope} must be smaller than head_dim {dim}")
+    return CompressedShape(dim, rope, facts.need("index_head_dim"))
+
+
+def _indexer_owner(facts: Facts, kind: str, kinds: tuple[str, ...]) -> tuple[bool, ...]:
+    if kind == "dsv4":
+        return tuple(layer == "c4" for layer in kinds)
+    if kind != "dsa":
+        return ()
+    types = facts.get("indexer_types")
+    if types is None:
+        if facts.get("index_topk_freq") not in (None, 1):
+            facts.lack("indexer_types", '"full" or "shared" for each layer: index_topk_freq says that layers share')
+        else:
+            facts.assume("an indexer on every layer (the file has no indexer_types)")
+        return tuple(layer != "none" for layer in kinds)
+    if not isinstance(types, list) or any(word not in ("full", "shared") for word in types):
+        raise facts.error("indexer_types", f'expected "full" or "shared" for each layer, got {str(types)[:60]!r}')
+    if len(types) != len(kinds):
+        raise facts.error("indexer_types", f"{len(types)} entries for {len(kinds)} layers")
+    return tuple(word == "full" for word in types)
+
+
+def _dtype(facts: Facts) -> str | None:
+    value = facts.either("dtype") or facts.either("torch_dtype")
+    return value if isinstance(value, str) and value in DTYPES else None
