@@ -21,8 +21,8 @@ def load_geometry(
     """What a model keeps per token.
 
     Args:
-        model: a catalogue name, hub id or alias; the path of a config.json or of a folder with one; or a mapping,
-            either a Hugging Face config or an inline geometry ({"kind": "mla", "num_hidden_layers": 61,
+        model: a catalogue name, hub id or alias; the path of a config.json or of a folder with one; or a
+            mapping, either a Hugging Face config or an inline geometry ({"kind": "mla", "num_hidden_layers": 61,
             "kv_lora_rank": 512, "qk_rope_head_dim": 64}).
         overrides: explicit facts that beat the file, and that an unknown architecture needs ("kind" first).
 
@@ -36,14 +36,21 @@ def load_geometry(
     given = dict(overrides or {})
     if isinstance(model, Mapping):
         inline = "kind" in model and "architectures" not in model
-        name = model.get("name") or model.get("_name_or_path") or model.get("model_type") or "model"
         origin = "inline geometry" if inline else "config"
-        return build(model, given, name=str(name), origin=origin, confidence="inline" if inline else "config file")
+        return build(
+            model, given, name=_name(model), origin=origin, confidence="inline" if inline else "config file"
+        )
     path = _existing(model)
     if path is not None:
         config = read_config(path)
-        name = str(config.get("_name_or_path") or path.parent.name or path.name)
-        return build(config, given, name=name, origin=str(path), confidence="config file", source=(str(path),))
+        return build(
+            config,
+            given,
+            name=_name(config, path.resolve().parent.name),
+            origin=str(path),
+            confidence="config file",
+            source=(str(path),),
+        )
     entry = find(str(model))
     return build(
         entry.config,
@@ -54,6 +61,12 @@ def load_geometry(
         source=entry.source,
         notes=(entry.notes,) if entry.notes else (),
     )
+
+
+def _name(config: Mapping[str, Any], fallback: str = "model") -> str:
+    """What a config calls its model; untrusted text."""
+    names = (config.get(key) for key in ("name", "_name_or_path", "model_type"))
+    return next((name[:200] for name in names if isinstance(name, str) and name), fallback)
 
 
 def _existing(model: str | Path) -> Path | None:
@@ -67,7 +80,9 @@ def _existing(model: str | Path) -> Path | None:
     except (OSError, ValueError, RuntimeError):
         return None
     if isinstance(model, Path) or str(model).endswith(".json"):
-        raise InputError(f"{str(model)[:300]}: no such file; give a config.json, a folder that has one, or a model's name")
+        raise InputError(
+            f"{str(model)[:300]}: no such file; give a config.json, a folder that has one, or a model's name"
+        )
     return None
 
 
@@ -82,5 +97,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error}); expected a model's config.json") from error
     if not isinstance(config, dict):
-        raise InputError(f"{path}: expected a JSON object, got {type(config).__name__}; give a model's config.json")
+        raise InputError(
+            f"{path}: expected a JSON object, got {type(config).__name__}; give a model's config.json"
+        )
     return config
