@@ -123,8 +123,8 @@ def _row(facts: Facts, outer: str, inner: str) -> Architecture:
         known = replace(known, kind="dsa")
     if known is not None and kind is None and known.kind == "gqa" and facts.get("kv_lora_rank") is not None:
         raise UnknownFact(
-            f"{facts.origin}: {outer or inner} stores keys and values of heads, yet the config has kv_lora_rank "
-            '(MLA); say which it is, overrides={"kind": "mla"} or {"kind": "gqa"}'
+            f"{facts.origin}: {outer or inner} stores keys and values of heads, yet the config has "
+            'kv_lora_rank (MLA); say which it is, overrides={"kind": "mla"} or {"kind": "gqa"}'
         )
     if known is not None and kind in (None, known.kind):
         return known
@@ -142,8 +142,8 @@ def _row(facts: Facts, outer: str, inner: str) -> Architecture:
         + (f"architecture {outer[:200]!r} is not known" if outer else "the config names no architecture")
         + ", so how it stores keys and values is not guessed"
         + (f" (close: {', '.join(close)})" if close else "")
-        + '; give it explicitly, for example overrides={"kind": "gqa", "layer_kinds": "full"} when every layer '
-        "keeps all tokens' keys and values"
+        + '; give it explicitly, for example overrides={"kind": "gqa", "layer_kinds": "full"} when every '
+        "layer keeps all tokens' keys and values"
     )
 
 
@@ -328,8 +328,8 @@ def _notes(facts: Facts) -> tuple[str, ...]:
     cache_dtype = facts.either("mamba_ssm_cache_dtype")
     if isinstance(cache_dtype, str) and cache_dtype != (facts.either("mamba_ssm_dtype") or "float32"):
         notes.append(
-            f"mamba_ssm_cache_dtype {cache_dtype[:40]} is not read by SGLang (0.5.23 configs/mamba_utils.py: only "
-            "mamba_ssm_dtype and SGLANG_MAMBA_SSM_DTYPE)"
+            f"mamba_ssm_cache_dtype {cache_dtype[:40]} is not read by SGLang (0.5.23 configs/mamba_utils.py: "
+            "only mamba_ssm_dtype and SGLANG_MAMBA_SSM_DTYPE)"
         )
     if facts.overrides:
         notes.append("given explicitly: " + ", ".join(sorted(map(str, facts.overrides))))

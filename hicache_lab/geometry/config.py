@@ -45,6 +45,7 @@ class Architecture:
         full_heads: keys of the full layers' heads when they differ; ``kv_heads_if`` switches ``kv_heads``.
         swa_heads: keys of the sliding layers' heads when they differ.
         indexer_if: key whose presence turns ``mla`` into ``dsa``.
+        requires: keys without which other numbers would silently stand in.
         source: where this was read.
     """
 
@@ -57,6 +58,7 @@ class Architecture:
     full_heads: Mapping[str, str] = field(default_factory=dict)
     swa_heads: Mapping[str, str] = field(default_factory=dict)
     indexer_if: str = ""
+    requires: tuple[str, ...] = ()
     source: str = ""
 
 
@@ -66,7 +68,8 @@ def architectures() -> dict[str, Architecture]:
     rows = json.loads((data_dir() / "architectures.json").read_text(encoding="utf-8"))
     return {
         name: Architecture(
-            **{k: v for k, v in row.items() if k != "architectures"} | {"layers": tuple(row["layers"])}
+            **{k: v for k, v in row.items() if k != "architectures"}
+            | {"layers": tuple(row["layers"]), "requires": tuple(row.get("requires", ()))}
         )
         for row in rows
         for name in row["architectures"]
@@ -120,7 +123,7 @@ class Facts:
         """A whole number of at least ``low``, or None when no key is there."""
         value = self.get(*keys)
         if value is None and (default := self.defaults.get(keys[0])) is not None:
-            self.assume(f"{keys[0]} = {default} (default of the model class; the file does not say)")
+            self.assume(f"{keys[0]} = {default} (class default; the file does not say)")
             return default
         if value is None:
             return None

@@ -22,8 +22,8 @@ def load_geometry(
 
     Args:
         model: a catalogue name, hub id or alias; the path of a config.json or of a folder with one; or a
-            mapping, either a Hugging Face config or an inline geometry ({"kind": "mla", "num_hidden_layers": 61,
-            "kv_lora_rank": 512, "qk_rope_head_dim": 64}).
+            mapping, either a Hugging Face config or an inline geometry ({"kind": "mla",
+            "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}).
         overrides: explicit facts that beat the file, and that an unknown architecture needs ("kind" first).
 
     Returns:

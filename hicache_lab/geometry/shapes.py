@@ -88,8 +88,8 @@ class CompressedShape:
     """DeepSeek-V4: one latent per 4 or 128 tokens (c4, c128) besides a sliding-window latent in every layer.
 
     Bytes are those of the FlashMLA layout on CUDA (0.5.23 ``model_executor/pool_configurator.py``, read, not
-    executed): the part without position is fp8 with one scale byte per 64 elements and one byte of padding, the
-    rope part is bf16, and a page is padded to a multiple of 576 bytes.
+    executed): the part without position is fp8 with one scale byte per 64 elements and one byte of padding,
+    the rope part is bf16, and a page is padded to a multiple of 576 bytes.
     """
 
     head_dim: int
@@ -124,7 +124,8 @@ class StateShape:
     """The recurrent state of one linear layer; a slot serves one request or one cached prefix of any length.
 
     Attributes:
-        kind: ``mamba1``, ``mamba2``, ``gdn`` (gated delta net), ``kda`` (Kimi delta attention), ``lightning``.
+        kind: ``mamba1``, ``mamba2``, ``gdn`` (gated delta net), ``kda`` (Kimi delta attention),
+            ``lightning``.
         conv_channels: channels of the convolution window before tensor parallelism (0: no convolution).
         conv_rows: kept steps of the window, the kernel's width less one.
         heads: heads (mamba1: inner channels) that tensor parallelism divides.
@@ -185,7 +186,7 @@ class ModelGeometry:
         source: where the numbers come from.
         confidence: ``confirmed``, ``secondary``, ``class default``, ``config file`` or ``inline``.
         kind: how attention layers store a token: ``gqa``, ``mla``, ``dsa`` (MLA with an indexer) or ``dsv4``.
-        layer_kinds: one of ``LAYER_KINDS`` for each target layer; "linear" owns a state slot, "none" no cache.
+        layer_kinds: one of ``LAYER_KINDS`` for each target layer; "linear" owns a state slot.
         full: heads of the full-attention layers.
         swa: heads of the sliding-window layers (equal to ``full`` unless the model says otherwise).
         latent: the MLA row.
@@ -199,7 +200,7 @@ class ModelGeometry:
         num_attention_heads: query heads.
         max_position_embeddings: longest context the config declares.
         dtype: the config's weight dtype, what ``--kv-cache-dtype auto`` follows; None when it does not say.
-        checkpoint_kv_dtype: what the checkpoint's quantization asks for the KV cache (``fp8_e4m3``), else None.
+        checkpoint_kv_dtype: what the checkpoint's quantization asks for the KV cache: ``fp8_e4m3`` or None.
         assumed: facts that were not in the file and come from the architecture's class, in words.
         notes: what a reader should know.
     """

@@ -1,7 +1,7 @@
 """The recurrent state of linear layers from a config; one small builder a kind.
 
-Shapes as in SGLang's ``configs/mamba_utils.py`` (0.5.8 and 0.5.23 read); mamba1 (Jamba) and lightning (MiniMax-M1)
-by shape only, no release of SGLang up to 0.5.23 serves those models.
+Shapes as in SGLang's ``configs/mamba_utils.py`` (0.5.8 and 0.5.23 read); mamba1 (Jamba) and lightning
+(MiniMax-M1) by shape only, no release of SGLang up to 0.5.23 serves those models.
 """
 
 from __future__ import annotations
