@@ -72,6 +72,11 @@ def _index() -> dict[str, CatalogueEntry]:
     return index
 
 
+def is_known(name: str) -> bool:
+    """Whether the catalogue has a model of that name."""
+    return name.strip().casefold() in _index()
+
+
 def find(name: str) -> CatalogueEntry:
     """The shipped model of that name.
 

@@ -54,15 +54,15 @@ def build(
     inner = first_architecture(facts.inner) or outer
     row = _row(facts, outer, inner)
     facts.defaults = row.defaults
+    for key in row.requires:
+        facts.need(key)
     kinds = _layer_kinds(facts, row)
     latent = row.kind in ("mla", "dsa")
     row_bytes = facts.number("kv_row_bytes")
     full = swa = None
+    if row_bytes is not None and not latent:
+        raise facts.error("kv_row_bytes", "is for MLA rows; for gqa give num_key_value_heads and head_dim")
     if row.kind == "gqa":
-        if row_bytes is not None:
-            raise facts.error(
-                "kv_row_bytes", "is for MLA rows; for gqa give num_key_value_heads and head_dim"
-            )
         full, swa = _heads(facts, row, kinds)
     geometry = ModelGeometry(
         name=name,
@@ -130,7 +130,7 @@ def _row(facts: Facts, outer: str, inner: str) -> Architecture:
         return known
     if kind is not None:
         state = facts.get("state") or ""
-        if state and state not in STATES:
+        if state and (not isinstance(state, str) or state not in STATES):
             raise UsageError(
                 f"{facts.origin}: state: expected one of {', '.join(STATES)}, got {str(state)[:40]!r}"
             )
@@ -153,7 +153,7 @@ def _layer_kinds(facts: Facts, row: Architecture) -> tuple[str, ...]:
         raise facts.error("num_hidden_layers", f"expected at most {MAX_LAYERS}, got {count}")
     explicit = facts.get("layer_kinds")
     if explicit is not None:
-        return _explicit_kinds(facts, explicit, count)
+        return _explicit_kinds(facts, explicit, count, LAYER_KINDS if row.kind == "dsv4" else LAYER_KINDS[:4])
     for key in row.layers:
         value = _layout_value(facts, key)
         if key in DECODERS and value is not None:
@@ -199,13 +199,13 @@ def _decoded(facts: Facts, key: str, value: Any, count: int | None) -> tuple[str
         raise facts.error(key, str(error)) from error
 
 
-def _explicit_kinds(facts: Facts, value: Any, count: int | None) -> tuple[str, ...]:
+def _explicit_kinds(facts: Facts, value: Any, count: int | None, allowed: tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(value, str):
         if count is None:
             facts.lack("num_hidden_layers")
         value = [value] * (count or 1)
     wrong = not isinstance(value, list | tuple) or not value or len(value) > MAX_LAYERS
-    if wrong or any(not isinstance(kind, str) or kind not in LAYER_KINDS for kind in value):
+    if wrong or any(not isinstance(kind, str) or kind not in allowed for kind in value):
         raise facts.error("layer_kinds", f"expected {_kinds_help()}, got {str(value)[:60]!r}")
     if count is not None and len(value) != count:
         raise facts.error("layer_kinds", f"{len(value)} entries for {count} layers (num_hidden_layers)")

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import InputError
+from hicache_lab.errors import InputError, UnknownFact
 from hicache_lab.geometry.build import build
 from hicache_lab.geometry.shapes import ModelGeometry
-from hicache_lab.models import find
+from hicache_lab.models import find, is_known
 
 MAX_CONFIG_BYTES = 16 * 2**20
 
@@ -40,6 +40,8 @@ def load_geometry(
         return build(
             model, given, name=_name(model), origin=origin, confidence="inline" if inline else "config file"
         )
+    if not str(model).strip():
+        raise UnknownFact("--model: no model given; give a catalogue name, a config.json or a geometry")
     path = _existing(model)
     if path is not None:
         config = read_config(path)
@@ -73,15 +75,18 @@ def _existing(model: str | Path) -> Path | None:
     """The config.json a text points to, if such a file exists; a name is never opened otherwise."""
     try:
         path = Path(model).expanduser()
-        if path.is_dir():
+        folder = path.is_dir()
+        if folder:
             path = path / "config.json"
         if path.is_file():
             return path
     except (OSError, ValueError, RuntimeError):
         return None
-    if isinstance(model, Path) or str(model).endswith(".json"):
+    if is_known(str(model)):
+        return None
+    if folder or isinstance(model, Path) or str(model).endswith(".json"):
         raise InputError(
-            f"{str(model)[:300]}: no such file; give a config.json, a folder that has one, or a model's name"
+            f"{str(path)[:300]}: no such file; give a config.json, a folder that has one, or a model's name"
         )
     return None
 
