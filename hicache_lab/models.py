@@ -1,4 +1,4 @@
-"""The shipped catalogue: one small JSON file a model in ``data/models/``, with its sources and their standing."""
+"""The shipped catalogue: one small JSON file a model in ``data/models/``, with its sources and standing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def _read(path: Path) -> CatalogueEntry:
             **{**raw, "aliases": tuple(raw["aliases"]), "source": tuple(raw["source"])},
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path.name}: not a model of the shipped catalogue ({error}); reinstall the package") from error
+        raise InputError(
+            f"{path.name}: not a model of the shipped catalogue ({error}); reinstall the package"
+        ) from error
 
 
 @cache
@@ -68,6 +70,11 @@ def _index() -> dict[str, CatalogueEntry]:
         for name in entry.names:
             index.setdefault(name.casefold(), entry)
     return index
+
+
+def is_known(name: str) -> bool:
+    """Whether the catalogue has a model of that name."""
+    return name.strip().casefold() in _index()
 
 
 def find(name: str) -> CatalogueEntry:
@@ -88,6 +95,6 @@ def find(name: str) -> CatalogueEntry:
     raise UnknownFact(
         f"model {name[:200]!r} is not in the catalogue"
         + (f"; close are {', '.join(near)}" if near else "")
-        + "; give the path of its config.json (or its folder) instead, "
-        'or a geometry such as {"kind": "gqa", "num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128}'
+        + "; give the path of its config.json (or its folder) instead, or a geometry such as "
+        '{"kind": "gqa", "num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128}'
     )

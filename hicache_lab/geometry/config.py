@@ -11,8 +11,8 @@ from typing import Any
 from hicache_lab.errors import InputError, UnknownFact
 from hicache_lab.resources import data_dir
 
-# A language model may sit below one of these keys; the first that holds a mapping is read.
-NESTED = ("text_config", "llm_config", "language_config")
+# A language model may sit below one of these keys, even two deep (Qwen3-Omni).
+NESTED = ("thinker_config", "text_config", "llm_config", "language_config")
 # Larger than any real value; keeps a hostile file from turning into a hostile amount of work.
 MAX_NUMBER = 2**40
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -42,8 +42,11 @@ class Architecture:
         window: key of the window.
         state: recurrent state of the linear layers, "" when there are none.
         defaults: class defaults of keys that real files leave out.
-        full_heads: keys that differ on the full layers.
-        swa_heads: keys that differ on the sliding layers.
+        full_heads: keys of the full layers' heads when they differ; ``kv_heads_if`` switches ``kv_heads``.
+        swa_heads: keys of the sliding layers' heads when they differ.
+        indexer_if: key whose presence turns ``mla`` into ``dsa``.
+        requires: keys without which other numbers would silently stand in.
+        source: where this was read.
     """
 
     kind: str
@@ -54,6 +57,9 @@ class Architecture:
     defaults: Mapping[str, int] = field(default_factory=dict)
     full_heads: Mapping[str, str] = field(default_factory=dict)
     swa_heads: Mapping[str, str] = field(default_factory=dict)
+    indexer_if: str = ""
+    requires: tuple[str, ...] = ()
+    source: str = ""
 
 
 @cache
@@ -61,10 +67,19 @@ def architectures() -> dict[str, Architecture]:
     """Every known model class."""
     rows = json.loads((data_dir() / "architectures.json").read_text(encoding="utf-8"))
     return {
-        name: Architecture(**{k: v for k, v in row.items() if k != "architectures"} | {"layers": tuple(row["layers"])})
+        name: Architecture(
+            **{k: v for k, v in row.items() if k != "architectures"}
+            | {"layers": tuple(row["layers"]), "requires": tuple(row.get("requires", ()))}
+        )
         for row in rows
         for name in row["architectures"]
     }
+
+
+def _innermost(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    for _ in NESTED:
+        config = next((config[key] for key in NESTED if isinstance(config.get(key), Mapping)), config)
+    return config
 
 
 class Facts:
@@ -77,17 +92,18 @@ class Facts:
     """
 
     def __init__(self, outer: Mapping[str, Any], overrides: Mapping[str, Any], origin: str) -> None:
-        nested = [outer[key] for key in NESTED if isinstance(outer.get(key), Mapping)]
         self.outer = outer
-        self.inner: Mapping[str, Any] = nested[0] if nested else outer
+        self.inner = _innermost(outer)
         self.overrides = overrides
         self.origin = origin
         self.defaults: Mapping[str, int] = {}
         self.missing: dict[str, str] = {}
+        self.asked: set[str] = set()
         self.assumed: list[str] = []
 
     def get(self, *keys: str) -> Any:
         """The first of the keys that is there and not null: in the overrides, then in the text config."""
+        self.asked.update(keys)
         for place in (self.overrides, self.inner):
             for key in keys:
                 if place.get(key) is not None:
@@ -107,7 +123,7 @@ class Facts:
         """A whole number of at least ``low``, or None when no key is there."""
         value = self.get(*keys)
         if value is None and (default := self.defaults.get(keys[0])) is not None:
-            self.assume(f"{keys[0]} = {default} (default of the model class; the file does not say)")
+            self.assume(f"{keys[0]} = {default} (class default; the file does not say)")
             return default
         if value is None:
             return None
@@ -144,8 +160,8 @@ class Facts:
         wanted = ", ".join(f"{key} ({meaning})" if meaning else key for key, meaning in self.missing.items())
         example = ", ".join(f'"{key}": …' for key in self.missing)
         raise UnknownFact(
-            f"{self.origin}: what {architecture or 'this model'} keeps per token cannot be told; missing: {wanted}. "
-            f"Add it to the config or give it explicitly, overrides={{{example}}}"
+            f"{self.origin}: what {architecture or 'this model'} keeps per token cannot be told; "
+            f"missing: {wanted}. Add it to the config or give it explicitly, overrides={{{example}}}"
         )
 
 

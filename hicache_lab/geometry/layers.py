@@ -1,15 +1,13 @@
 """Which layer is of which kind: one small decoder for each way a config can say it.
 
-A decoder gets the value of its key, the number of layers (None when the file does not say) and answers one kind a
-layer. Which keys an architecture uses, and its class defaults, are data (``data/architectures.json``).
+A decoder gets the value of its key and the number of layers (None when the file does not say) and answers one
+kind a layer. Which keys an architecture uses, and its class defaults, are data (``data/architectures.json``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from hicache_lab.errors import InputError
 
 Kinds = tuple[str, ...]
 MAX_LAYERS = 4096
@@ -30,8 +28,8 @@ LETTERS = {"M": "linear", "*": "full", "-": "none", "E": "none"}
 RATIOS = {0: "none", 4: "c4", 128: "c128"}
 
 
-class LayoutError(InputError):
-    """A layer layout that does not decode; the caller adds file and key."""
+class LayoutError(ValueError):
+    """A layout that does not decode; the builder turns it into an InputError with file and key."""
 
 
 def _translate(table: Mapping[Any, str], items: Sequence[Any]) -> Kinds:
@@ -78,7 +76,7 @@ def _letters(value: Any, _layers: int | None) -> Kinds:
     return _translate(LETTERS, value)
 
 
-def _flags(meaning: Mapping[int, str]) -> Decoder:
+def _flags(meaning: Mapping[int, str]) -> Callable[[Any, int | None], Kinds]:
     return lambda value, _layers: _translate(meaning, _sequence(value))
 
 
@@ -98,11 +96,15 @@ def _one_based(value: Any, layers: int | None) -> Kinds:
     for key, kind in (("full_attn_layers", "full"), ("kda_layers", "linear")):
         for number in _sequence(value.get(key)):
             if isinstance(number, bool) or not isinstance(number, int) or kinds.get(number) != "":
-                raise LayoutError(f"{key} names layer {str(number)[:40]!r}; layers are 1 to {layers}, each once")
+                raise LayoutError(
+                    f"{key} names layer {str(number)[:40]!r}; layers are 1 to {layers}, each once"
+                )
             kinds[number] = kind
     missing = [number for number, kind in kinds.items() if not kind]
     if missing:
-        raise LayoutError(f"layer {missing[0]} (counted from 1) is in neither full_attn_layers nor kda_layers")
+        raise LayoutError(
+            f"layer {missing[0]} (counted from 1) is in neither full_attn_layers nor kda_layers"
+        )
     return tuple(kinds.values())
 
 

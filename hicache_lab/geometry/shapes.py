@@ -1,4 +1,4 @@
-"""The shapes of one layer's cache and the model made of them; integers only, independent of the SGLang release."""
+"""The shapes of one layer's cache and the model made of them: integers, independent of the SGLang release."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hicache_lab.errors import UsageError
 
 LAYER_KINDS = ("full", "swa", "linear", "none", "c4", "c128")
 
-ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 # DeepSeek-V4 under FlashMLA: a page's rows are padded together to whole multiples of this many bytes
 # (0.5.23 model_executor/pool_configurator.py; read, not executed).
@@ -26,7 +26,9 @@ def _share(what: str, count: int, tp: int) -> int:
     """One rank's part of ``count``, which must divide evenly as SGLang's ``divide()`` demands."""
     _check_tp(tp)
     if count % tp:
-        raise UsageError(f"--tp-size {tp}: {count} {what} do not divide by it; SGLang cannot start this model so")
+        raise UsageError(
+            f"--tp-size {tp}: {count} {what} do not divide by it; SGLang cannot start this model so"
+        )
     return count // tp
 
 
@@ -50,7 +52,7 @@ class HeadShape:
         return max(1, self.kv_heads // tp)
 
     def splits_evenly(self, tp: int) -> bool:
-        """Whether SGLang's assertion holds (``models/llama.py``: one of heads and ranks divides the other)."""
+        """Whether one of heads and ranks divides the other, which SGLang asserts (``models/llama.py``)."""
         _check_tp(tp)
         return self.kv_heads % tp == 0 if self.kv_heads >= tp else tp % self.kv_heads == 0
 
@@ -86,8 +88,8 @@ class CompressedShape:
     """DeepSeek-V4: one latent per 4 or 128 tokens (c4, c128) besides a sliding-window latent in every layer.
 
     Bytes are those of the FlashMLA layout on CUDA (0.5.23 ``model_executor/pool_configurator.py``, read, not
-    executed): the part without position is fp8 with one scale byte per 64 elements and one byte of padding, the rope
-    part is bf16, and a page is padded to a multiple of 576 bytes.
+    executed): the part without position is fp8 with one scale byte per 64 elements and one byte of padding,
+    the rope part is bf16, and a page is padded to a multiple of 576 bytes.
     """
 
     head_dim: int
@@ -119,10 +121,11 @@ def indexer_row_bytes(index_head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class StateShape:
-    """The recurrent state of one linear layer; one slot serves one request or one cached prefix, of any length.
+    """The recurrent state of one linear layer; a slot serves one request or one cached prefix of any length.
 
     Attributes:
-        kind: ``mamba1``, ``mamba2``, ``gdn`` (gated delta net), ``kda`` (Kimi delta attention) or ``lightning``.
+        kind: ``mamba1``, ``mamba2``, ``gdn`` (gated delta net), ``kda`` (Kimi delta attention),
+            ``lightning``.
         conv_channels: channels of the convolution window before tensor parallelism (0: no convolution).
         conv_rows: kept steps of the window, the kernel's width less one.
         heads: heads (mamba1: inner channels) that tensor parallelism divides.
@@ -148,8 +151,9 @@ class StateShape:
     def conv_shape(self, tp: int = 1) -> tuple[int, int]:
         """Shape of the convolution window on one rank: channels × kept steps."""
         channels = self.conv_channels
+        _check_tp(tp)
         if self.groups and self.groups % tp:
-            # groups that do not divide are replicated up to one a rank (0.5.8 configs/mamba_utils.py)
+            # groups that do not divide become one a rank (0.5.8 configs/mamba_utils.py:Mamba2StateShape)
             channels += (tp - self.groups) * self.group_channels
         return _share("convolution channels", channels, tp), self.conv_rows
 
@@ -182,7 +186,7 @@ class ModelGeometry:
         source: where the numbers come from.
         confidence: ``confirmed``, ``secondary``, ``class default``, ``config file`` or ``inline``.
         kind: how attention layers store a token: ``gqa``, ``mla``, ``dsa`` (MLA with an indexer) or ``dsv4``.
-        layer_kinds: one of ``LAYER_KINDS`` for each target layer; "linear" owns a state slot, "none" has no cache.
+        layer_kinds: one of ``LAYER_KINDS`` for each target layer; "linear" owns a state slot.
         full: heads of the full-attention layers.
         swa: heads of the sliding-window layers (equal to ``full`` unless the model says otherwise).
         latent: the MLA row.
@@ -196,6 +200,7 @@ class ModelGeometry:
         num_attention_heads: query heads.
         max_position_embeddings: longest context the config declares.
         dtype: the config's weight dtype, what ``--kv-cache-dtype auto`` follows; None when it does not say.
+        checkpoint_kv_dtype: what the checkpoint's quantization asks for the KV cache: ``fp8_e4m3`` or None.
         assumed: facts that were not in the file and come from the architecture's class, in words.
         notes: what a reader should know.
     """
@@ -221,6 +226,7 @@ class ModelGeometry:
     num_attention_heads: int | None = None
     max_position_embeddings: int | None = None
     dtype: str | None = None
+    checkpoint_kv_dtype: str | None = None
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -239,7 +245,9 @@ class ModelGeometry:
         Source: 0.5.8 ``distributed/utils.py:get_pp_indices`` without SGLANG_PP_LAYER_PARTITION.
         """
         if not 1 <= pp_size <= self.num_layers:
-            raise UsageError(f"--pp-size: expected 1 to {self.num_layers} (the model's layers), got {pp_size}")
+            raise UsageError(
+                f"--pp-size: expected 1 to {self.num_layers} (the model's layers), got {pp_size}"
+            )
         if not 0 <= stage < pp_size:
             raise UsageError(f"pipeline stage: expected 0 to {pp_size - 1}, got {stage}")
         each, rest = divmod(self.num_layers, pp_size)

@@ -1,15 +1,19 @@
 """The recurrent state of linear layers from a config; one small builder a kind.
 
-Shapes as in SGLang's ``configs/mamba_utils.py`` (0.5.8 and 0.5.23 read); lightning by shape only, no release of SGLang
-up to 0.5.23 serves it.
+Shapes as in SGLang's ``configs/mamba_utils.py`` (0.5.8 and 0.5.23 read); mamba1 (Jamba) and lightning
+(MiniMax-M1) by shape only, no release of SGLang up to 0.5.23 serves those models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from hicache_lab.geometry.config import Facts
-from hicache_lab.geometry.shapes import ITEMSIZES, StateShape
+from hicache_lab.geometry.shapes import StateShape
+
+# What SGLang accepts for the state (configs/mamba_utils.py:mamba2_state_dtype).
+STATE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def _mamba1(facts: Facts) -> StateShape:
@@ -18,9 +22,10 @@ def _mamba1(facts: Facts) -> StateShape:
 
 
 def _mamba2(facts: Facts) -> StateShape:
-    heads, dim = facts.need("mamba_num_heads"), facts.need("mamba_head_dim")
-    groups, size = facts.need("n_groups"), facts.need("ssm_state_size")
-    rows = facts.need("conv_kernel") - 1
+    # Nemotron-H and Granite name the same numbers differently
+    heads, dim = facts.need("mamba_num_heads", "mamba_n_heads"), facts.need("mamba_head_dim", "mamba_d_head")
+    groups, size = facts.need("n_groups", "mamba_n_groups"), facts.need("ssm_state_size", "mamba_d_state")
+    rows = facts.need("conv_kernel", "mamba_d_conv") - 1
     return StateShape("mamba2", heads * dim + 2 * groups * size, rows, heads, dim, size, groups, 2 * size)
 
 
@@ -34,10 +39,11 @@ def _gdn(facts: Facts) -> StateShape:
 
 def _kda(facts: Facts) -> StateShape:
     config = facts.get("linear_attn_config")
-    part = Facts(config if isinstance(config, dict) else {}, facts.overrides, f"{facts.origin}: linear_attn_config")
+    part = Facts(config if isinstance(config, Mapping) else {}, {}, f"{facts.origin}: linear_attn_config")
     heads, dim = part.need("num_heads"), part.need("head_dim")
     rows = part.need("short_conv_kernel_size") - 1
-    facts.missing.update(part.missing)
+    for key in part.missing:
+        facts.lack(f"linear_attn_config.{key}")
     return StateShape("kda", 3 * heads * dim, rows, heads, dim, dim)
 
 
@@ -61,9 +67,11 @@ def state_shape(facts: Facts, kind: str) -> StateShape | None:
         facts.lack("state", f"recurrent state of the linear layers: {', '.join(STATES)}")
         return None
     shape = STATES[kind](facts)
-    dtype = facts.either("mamba_ssm_dtype") or facts.either("mamba_ssm_cache_dtype")
+    dtype = facts.either("mamba_ssm_dtype")
     if dtype is None:
         return shape
-    if not isinstance(dtype, str) or dtype not in ITEMSIZES:
-        raise facts.error("mamba_ssm_dtype", f"expected one of {', '.join(ITEMSIZES)}, got {str(dtype)[:40]!r}")
-    return StateShape(**{**vars(shape), "ssm_dtype": dtype})
+    if not isinstance(dtype, str) or dtype not in STATE_DTYPES:
+        raise facts.error(
+            "mamba_ssm_dtype", f"expected one of {', '.join(STATE_DTYPES)}, got {str(dtype)[:40]!r}"
+        )
+    return replace(shape, ssm_dtype=dtype)
