@@ -27,7 +27,9 @@ def headline(answer: Answer) -> str:
     by = "--hicache-size is per rank" if answer.size_gb > 0 else f"--hicache-ratio {answer.ratio:g} is per rank"
     total = f"{answer.ranks_on_host} ranks × {format_gb(rank.requested_bytes)} = {_amount(answer.host_bytes)}"
     if len({one.requested_bytes for one in answer.ranks}) > 1:
-        total = f"{answer.ranks_on_host} ranks, up to {format_gb(rank.requested_bytes)} each = {_amount(answer.host_bytes)}"
+        total = (
+            f"{answer.ranks_on_host} ranks, up to {format_gb(rank.requested_bytes)} each = {_amount(answer.host_bytes)}"
+        )
     line = f"{answer.verdict}  {by}: {total} ({format_gib(answer.host_bytes, 0)})"
     if answer.resident_bytes != answer.host_bytes:
         line += f", {format_both(answer.resident_bytes)} really taken"
@@ -45,9 +47,11 @@ def _beliefs(answer: Answer) -> list[str]:
     pool = rank.pools[0]
     free = question.view().available_bytes
     seen = budget.budget_bytes if not question.rules.guard_divides_by_ranks else budget.budget_bytes
-    how = f"({format_gb(free)} − 10 GiB) / {question.config.ranks_per_host}" if (
-        question.rules.guard_divides_by_ranks
-    ) else f"{format_gb(free)} − 10 GiB"
+    how = (
+        f"({format_gb(free)} − 10 GiB) / {question.config.ranks_per_host}"
+        if (question.rules.guard_divides_by_ranks)
+        else f"{format_gb(free)} − 10 GiB"
+    )
     sign, end = ("≤", "passes") if pool.requested_bytes <= budget.budget_bytes else (">", "is refused")
     line = f"each rank checks alone ({question.rules.version}): {format_gb(pool.requested_bytes)} {sign} {format_gb(seen)} ({how}) → {end}"
     return [line]
@@ -69,7 +73,9 @@ def _outcome(answer: Answer) -> list[str]:
             f"the host is out of memory at about {format_gb(max(0, limit), 0)} resident; the kernel kills workers"
         )
         if answer.orders and answer.orders[1].refusal is not None:
-            lines.append(f"if the ranks come {_order_line(answer.orders[1]).removeprefix('checking ')}: a clean refusal")
+            lines.append(
+                f"if the ranks come {_order_line(answer.orders[1]).removeprefix('checking ')}: a clean refusal"
+            )
         lines.append("will not help: swap, --mem-fraction-static, another write policy")
     elif answer.verdict == "RACE":
         lines += [_order_line(order) for order in answer.orders]
@@ -116,9 +122,7 @@ def _later(answer: Answer) -> list[str]:
     since = first_release_with("guard_divides_by_ranks", True)
     if pool.requested_bytes <= share:
         return []
-    return [
-        f'from {since} the server refuses this itself: "only have {share / GB:.2f} GB free" is one rank\'s share'
-    ]
+    return [f'from {since} the server refuses this itself: "only have {share / GB:.2f} GB free" is one rank\'s share']
 
 
 def explain(answer: Answer, advice: Advice | None = None) -> str:
