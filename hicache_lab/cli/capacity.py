@@ -70,9 +70,11 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--from", dest="source", metavar="FILE", help="read the launch line from a file, - for stdin"
         )
-        parser.epilog = "After -- comes the launch line as it is pasted: hicache-lab preflight … -- python -m sglang.launch_server …"
+        parser.epilog = "After -- comes the launch line as it is pasted: … -- python -m sglang.launch_server …"
     else:
-        parser.epilog = "SGLang's own flags (--tp-size, --hicache-size, --hicache-ratio, --page-size, …) are taken as the server takes them."
+        parser.epilog = (
+            "SGLang's own flags (--tp-size, --hicache-size, --page-size, …) are taken as the server takes them."
+        )
 
 
 def _model(text: str) -> Any:

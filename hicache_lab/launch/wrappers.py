@@ -52,7 +52,7 @@ def kubernetes_bytes(text: str, what: str) -> int:
 
 
 def _memlock(container: Container, text: str) -> Container:
-    soft = text.split("=")[-1].split(":")[0]
+    soft = text.rsplit("=", maxsplit=1)[-1].split(":", maxsplit=1)[0]
     if soft in {"-1", "unlimited"}:
         return replace(container, memlock_is_unlimited=True)
     return replace(container, memlock_bytes=int(soft)) if soft.isdigit() else container

@@ -44,7 +44,7 @@ class Question:
     geometry: ModelGeometry
     rules: ReleaseRules
     host: HostMemory | None = None
-    device: DeviceFacts = DeviceFacts()
+    device: DeviceFacts = field(default_factory=DeviceFacts)
     overhead_bytes: int = 0
     headroom_bytes: int | None = None
     draft: ModelGeometry | None = None
@@ -404,7 +404,7 @@ def _assess_resolved(question: Question, resolution: Resolution, config: LaunchC
     )
     if not ranks[0].pools:
         return answer
-    if question.host is None or sized is None and missing:
+    if question.host is None or (sized is None and missing):
         return _without_host(answer)
     booked = sized.budget_bytes if sized else None
     together = _together(question, ranks, booked)
