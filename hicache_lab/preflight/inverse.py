@@ -63,6 +63,15 @@ def _largest(fits: Callable[[int], Answer], accepted: tuple[str, ...], most: int
     return best
 
 
+def _most_tenths(question: Question) -> int:
+    """Tenths of a ratio at which even a single rank's first pool would fill the host."""
+    once = assess(with_ratio(question, 1.0))
+    per_ratio = min((rank.anchor.requested_bytes for rank in once.ranks if rank.pools), default=0)
+    if not per_ratio:
+        return _MOST_RATIO * _RATIO_STEP
+    return min(_MOST_RATIO, (question.limit_bytes or 0) // per_ratio + 2) * _RATIO_STEP
+
+
 def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advice:
     """What to set instead.
 
