@@ -30,8 +30,8 @@ class ProcessMemory:
 class HostMemory:
     """The memory facts of one host (or of one container on it).
 
-    ``None`` means not known. ``available_bytes`` is MemAvailable, the number SGLang's check starts from; reserved
-    huge pages are not in it. ``source`` says where the facts come from.
+    ``None`` means not known. ``available_bytes`` is MemAvailable, the number SGLang's check starts from;
+    reserved huge pages are not in it. ``source`` says where the facts come from.
     """
 
     total_bytes: int
@@ -63,7 +63,7 @@ class HostMemory:
         cgroup_limit_bytes: int | None = None,
         cgroup_usage_bytes: int | None = None,
     ) -> HostMemory:
-        """Facts that the user gave; without ``available_bytes`` it is taken as total − huge pages and marked so.
+        """Facts the user gave; ``available_bytes`` defaults to total − huge pages, marked as an estimate.
 
         Raises:
             UsageError: the facts contradict each other.
