@@ -80,6 +80,10 @@ class HostMemory:
             )
         if cgroup_usage_bytes is not None and cgroup_limit_bytes is None:
             raise UsageError("--cgroup-usage says nothing without --cgroup-limit")
+        if cgroup_limit_bytes is not None and cgroup_limit_bytes <= 0:
+            raise UsageError(f"--cgroup-limit: expected more than 0 bytes, got {cgroup_limit_bytes}")
+        if (cgroup_usage_bytes or 0) < 0:
+            raise UsageError(f"--cgroup-usage: expected 0 bytes or more, got {cgroup_usage_bytes}")
         levels: tuple[CgroupLevel, ...] = ()
         if cgroup_limit_bytes is not None:
             levels = (CgroupLevel("stated", "limit", cgroup_limit_bytes, cgroup_usage_bytes or 0),)

@@ -212,7 +212,10 @@ def _names(config: LaunchConfig) -> list[str]:
     typed = [token.name for token in config.source.tokens] if config.source else []
     dests = {known_flags()[name].field for name in typed if name in known_flags()}
     fields = [flag_of(name) for name, _ in config.given() if name not in dests]
-    return list(dict.fromkeys([*typed, *fields, *(name for name, _ in config.other)]))
+    # a dump's other fields are not all options of the command line
+    is_dump = config.source is not None and config.source.kind == "server_args"
+    others = [] if is_dump else [name for name, _ in config.other]
+    return list(dict.fromkeys([*typed, *fields, *others]))
 
 
 def flags_unknown_to(config: LaunchConfig, version: str) -> tuple[Rejection, ...]:

@@ -25,16 +25,18 @@ _LOOKS_YAML = re.compile(
     r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M
 )
 # docker run's options that take the next word as their value
-_DOCKER_VALUED = set(
-    "-a -c -e -h -l -m -p -u -v -w --add-host --annotation --blkio-weight --cap-add --cap-drop --cgroup-parent "
-    "--cgroupns --cidfile --cpu-period --cpu-quota --cpu-shares --cpus --cpuset-cpus --cpuset-mems --device "
-    "--device-cgroup-rule --dns --dns-search --domainname --entrypoint --env --env-file --expose --gpus "
-    "--group-add --health-cmd --health-interval --health-retries --health-timeout --hostname --ip --ipc "
-    "--label --label-file --link --log-driver --log-opt --mac-address --memory --memory-reservation "
-    "--memory-swap --memory-swappiness --mount --name --net --network --network-alias --oom-score-adj --pid "
-    "--pids-limit --platform --publish --pull --restart --runtime --security-opt --shm-size --stop-signal "
-    "--stop-timeout --storage-opt --sysctl --tmpfs --ulimit --user --userns --uts --volume --volume-driver "
-    "--volumes-from --workdir".split()
+_DOCKER_VALUED = frozenset(
+    """
+    -a -c -e -h -l -m -p -u -v -w --add-host --annotation --blkio-weight --cap-add --cap-drop --cgroup-
+    parent --cgroupns --cidfile --cpu-period --cpu-quota --cpu-shares --cpus --cpuset-cpus --cpuset-mems
+    --device --device-cgroup-rule --dns --dns-search --domainname --entrypoint --env --env-file --expose
+    --gpus --group-add --health-cmd --health-interval --health-retries --health-timeout --hostname --ip
+    --ipc --label --label-file --link --log-driver --log-opt --mac-address --memory --memory-reservation
+    --memory-swap --memory-swappiness --mount --name --net --network --network-alias --oom-score-adj
+    --pid --pids-limit --platform --publish --pull --restart --runtime --security-opt --shm-size --stop-
+    signal --stop-timeout --storage-opt --sysctl --tmpfs --ulimit --user --userns --uts --volume
+    --volume-driver --volumes-from --workdir
+    """.split()
 )
 _MAX_NODES = 100_000
 
