@@ -81,7 +81,7 @@ def build(
         index_head_dim=facts.need("index_head_dim") if row.kind in ("dsa", "dsv4") else None,
         indexer_owner=_indexer_owner(facts, row.kind, kinds),
         state=state_shape(facts, row.state) if "linear" in kinds else None,
-        window=facts.need(row.window) if "swa" in kinds or row.kind == "dsv4" else None,
+        window=facts.need(row.window, "window") if "swa" in kinds or row.kind == "dsv4" else None,
         draft_layers=facts.number(*DRAFT_KEYS, low=0) or 0,
         num_attention_heads=facts.number("num_attention_heads"),
         checkpoint_kv_dtype=_checkpoint_kv_dtype(facts),
@@ -231,7 +231,6 @@ def _heads(
     base_kv = facts.need("num_key_value_heads", "multi_query_group_num")
     base_dim = _head_dim(facts, row)
     base_v = facts.number("v_head_dim") or base_dim
-
     base = HeadShape(base_kv, base_dim, base_v)
     swa = _own_heads(facts, row.swa_heads, base) if row.swa_heads else base
     full = _own_heads(facts, row.full_heads, base) if row.full_heads else base
