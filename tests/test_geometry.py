@@ -157,10 +157,12 @@ def test_text_config_two_levels_down() -> None:
 @pytest.mark.parametrize(
     ("quantization", "expected"),
     [
-        ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "fp8_e4m3"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "fp8_e4m3"),
+        ({"quant_method": "modelopt_fp4", "kv_cache_scheme": {"num_bits": 8, "type": "int"}}, None),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, None),
         ({"kv_cache_quant_algo": "FP8"}, "fp8_e4m3"),
+        ({"kv_cache_quant_algo": ["FP8"]}, None),
         ({"kv_cache_scheme": None}, None),
-        ({"kv_cache_scheme": {"num_bits": 8, "type": "int"}}, None),
         ([], None),
     ],
 )
@@ -171,6 +173,22 @@ def test_quantization_config_at_either_level(
     text_of(config).pop("quantization_config")
     (text_of(config) if nested else config)["quantization_config"] = quantization
     assert load_geometry(config).checkpoint_kv_dtype == expected
+
+
+def test_quantization_beside_the_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    beside = tmp_path / "hf_quant_config.json"
+    beside.write_text(json.dumps({"quantization": {"kv_cache_quant_algo": "FP8"}}))
+    assert load_geometry(tmp_path).checkpoint_kv_dtype == "fp8_e4m3"
+    beside.write_text("{")
+    with pytest.raises(InputError, match=r"hf_quant_config\.json: not JSON"):
+        load_geometry(tmp_path)
+
+
+def test_a_quantised_alias_asks_for_fp8_and_the_base_name_does_not() -> None:
+    names = ("kimi-k2.5", "nvidia/Kimi-K2.5-NVFP4", "kimi-k2.5-nvfp4", "nemotron-3-super-120b-a12b")
+    expected = [None, "fp8_e4m3", "fp8_e4m3", None]
+    assert [load_geometry(name).checkpoint_kv_dtype for name in names] == expected
 
 
 @pytest.mark.parametrize(
@@ -594,6 +612,10 @@ def test_a_config_by_path_or_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         geometry = load_geometry(model)
         assert (geometry.name, geometry.confidence) == ("my-model", "config file")
         assert geometry.source == (str(folder / "config.json"),)
+    snapshot = tmp_path / "models--org--Some-Model" / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(LLAMA | {"model_type": "llama"}))
+    assert load_geometry(snapshot).name == "org/Some-Model"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kimi-k2.5").mkdir()
     assert load_geometry("kimi-k2.5").confidence == "confirmed"

@@ -1,8 +1,8 @@
 """Sizes that real servers printed, against the geometry read from the model's config.
 
 SGLang prints device pools in GiB under the name "GB" and host pools in GB (1e9). A device pool has one page
-more than the printed count (state pools: one slot); a row holds when the bytes with or without it round to the
-printed digits.
+more than the printed count (state pools: one slot); a row holds when the bytes with or without it round
+to the printed digits.
 """
 
 from collections.abc import Callable

@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from hicache_lab.errors import UnknownFact, UsageError
-from hicache_lab.geometry.config import DTYPES, Architecture, Facts, architectures, first_architecture
+from hicache_lab.geometry.config import (
+    DTYPES,
+    Architecture,
+    Facts,
+    architectures,
+    checkpoint_kv_dtype,
+    first_architecture,
+)
 from hicache_lab.geometry.layers import DECODERS, MAX_LAYERS, LayoutError, decode
 from hicache_lab.geometry.shapes import (
     LAYER_KINDS,
@@ -84,7 +91,7 @@ def build(
         window=facts.need(row.window, "window") if "swa" in kinds or row.kind == "dsv4" else None,
         draft_layers=facts.number(*DRAFT_KEYS, low=0) or 0,
         num_attention_heads=facts.number("num_attention_heads"),
-        checkpoint_kv_dtype=_checkpoint_kv_dtype(facts),
+        checkpoint_kv_dtype=checkpoint_kv_dtype(facts.either("quantization_config")),
         max_position_embeddings=facts.number("max_position_embeddings", "seq_length", "n_ctx", "max_seq_len"),
         dtype=_dtype(facts),
         assumed=tuple(facts.assumed),
@@ -308,18 +315,6 @@ def _indexer_owner(facts: Facts, kind: str, kinds: tuple[str, ...]) -> tuple[boo
 def _dtype(facts: Facts) -> str | None:
     value = facts.either("dtype") or facts.either("torch_dtype")
     return value if isinstance(value, str) and value in DTYPES else None
-
-
-def _checkpoint_kv_dtype(facts: Facts) -> str | None:
-    """What the checkpoint's quantization, nested or not, asks for the KV cache."""
-    quantization = facts.either("quantization_config")
-    if not isinstance(quantization, Mapping):
-        return None
-    scheme = quantization.get("kv_cache_scheme")
-    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float":
-        return "fp8_e4m3"
-    algorithm = quantization.get("kv_cache_quant_algo")
-    return "fp8_e4m3" if isinstance(algorithm, str) and algorithm.upper() == "FP8" else None
 
 
 def _notes(facts: Facts) -> tuple[str, ...]:
