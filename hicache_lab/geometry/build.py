@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from hicache_lab.errors import UnknownFact, UsageError
-from hicache_lab.geometry.config import DTYPES, Architecture, Facts, architectures, first_architecture
+from hicache_lab.geometry.config import (
+    DTYPES,
+    Architecture,
+    Facts,
+    architectures,
+    checkpoint_kv_dtype,
+    first_architecture,
+)
 from hicache_lab.geometry.layers import DECODERS, MAX_LAYERS, LayoutError, decode
 from hicache_lab.geometry.shapes import (
     LAYER_KINDS,
@@ -81,10 +88,10 @@ def build(
         index_head_dim=facts.need("index_head_dim") if row.kind in ("dsa", "dsv4") else None,
         indexer_owner=_indexer_owner(facts, row.kind, kinds),
         state=state_shape(facts, row.state) if "linear" in kinds else None,
-        window=facts.need(row.window) if "swa" in kinds or row.kind == "dsv4" else None,
+        window=facts.need(row.window, "window") if "swa" in kinds or row.kind == "dsv4" else None,
         draft_layers=facts.number(*DRAFT_KEYS, low=0) or 0,
         num_attention_heads=facts.number("num_attention_heads"),
-        checkpoint_kv_dtype=_checkpoint_kv_dtype(facts),
+        checkpoint_kv_dtype=checkpoint_kv_dtype(facts.either("quantization_config")),
         max_position_embeddings=facts.number("max_position_embeddings", "seq_length", "n_ctx", "max_seq_len"),
         dtype=_dtype(facts),
         assumed=tuple(facts.assumed),
@@ -221,7 +228,6 @@ def _heads(facts: Facts, row: Architecture, kinds: tuple[str, ...]) -> tuple[Hea
     base_kv = facts.need("num_key_value_heads", "multi_query_group_num")
     base_dim = _head_dim(facts, row)
     base_v = facts.number("v_head_dim") or base_dim
-
     base = HeadShape(base_kv, base_dim, base_v)
     swa = _own_heads(facts, row.swa_heads, base) if row.swa_heads else base
     full = _own_heads(facts, row.full_heads, base) if row.full_heads else base
@@ -291,18 +297,6 @@ def _indexer_owner(facts: Facts, kind: str, kinds: tuple[str, ...]) -> tuple[boo
 def _dtype(facts: Facts) -> str | None:
     value = facts.either("dtype") or facts.either("torch_dtype")
     return value if isinstance(value, str) and value in DTYPES else None
-
-
-def _checkpoint_kv_dtype(facts: Facts) -> str | None:
-    """What the checkpoint's quantization, nested or not, asks for the KV cache."""
-    quantization = facts.either("quantization_config")
-    if not isinstance(quantization, Mapping):
-        return None
-    scheme = quantization.get("kv_cache_scheme")
-    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float":
-        return "fp8_e4m3"
-    algorithm = quantization.get("kv_cache_quant_algo")
-    return "fp8_e4m3" if isinstance(algorithm, str) and algorithm.upper() == "FP8" else None
 
 
 def _notes(facts: Facts) -> tuple[str, ...]:
