@@ -16,7 +16,7 @@ from numba.core import event
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _FirstCompilation(event.Listener):  # type: ignore[misc]  # numba is untyped
+class _FirstCompilation(event.Listener):
     """Says once per process that a loop is being compiled (numba reports a load from disk as no event at all)."""
 
     said = False
@@ -30,7 +30,7 @@ class _FirstCompilation(event.Listener):  # type: ignore[misc]  # numba is untyp
         """Nothing to do: the note is about the wait that starts."""
 
 
-event.register("numba:compile", _FirstCompilation())
+event.register("numba:compile", _FirstCompilation())  # type: ignore[no-untyped-call]
 
 
 def njit(function: F) -> F:

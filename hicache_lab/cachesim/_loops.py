@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @njit
-def _newer(tree: Ints, live: int, owner: int) -> int:
+def _newer(tree: Ints, live: np.int64, owner: np.int64) -> np.int64:
     """Live blocks of requests newer than ``owner``."""
     total = np.int64(0)
     at = owner + 1
@@ -33,7 +33,7 @@ def _newer(tree: Ints, live: int, owner: int) -> int:
 
 
 @njit
-def _add(tree: Ints, owner: int, amount: int) -> None:
+def _add(tree: Ints, owner: np.int64, amount: np.int64) -> None:
     at = owner + 1
     while at < tree.size:
         tree[at] += amount
@@ -108,24 +108,24 @@ def stack_distances(
         seen = i
         for k in range(runs):
             begin = run_ends[k - 1] if k > 0 else np.int64(0)
-            _add(tree, owners[k], begin - run_ends[k])
+            _add(tree, np.int64(owners[k]), begin - run_ends[k])
             first_live[owners[k]] = run_ends[k]
         for k in range(start, start + length):
             last[ids[k]] = r
         live += length - seen
-        _add(tree, r, length)
+        _add(tree, np.int64(r), length)
 
 
 @njit
-def hits_by_capacity(steps: Ints) -> int:
+def hits_by_capacity(steps: Ints) -> np.int64:
     """Turn the differences of ``stack_distances`` into hits at every capacity, in place; the highest useful index."""
     distance_count = np.int64(0)
     total = np.int64(0)
-    top = 0
+    top = np.int64(0)
     for d in range(steps.size):
         distance_count += steps[d]
         if distance_count != 0:
-            top = d
+            top = np.int64(d)
         total += distance_count
         steps[d] = total
     return top
@@ -141,7 +141,7 @@ def keep_sampled(
     kept: Ints,
     bounds: Ints,
     wanted: Ints,
-) -> int:
+) -> np.int64:
     """Copy the blocks whose hash lies below ``threshold`` (spatial sampling, Waldspurger et al., FAST'15).
 
     Args:

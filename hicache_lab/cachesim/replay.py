@@ -192,7 +192,7 @@ class _Run:
         self.trace, self.settings, self.rules, self.page = trace, settings, rules, page
         self.block = trace.block_tokens
         self.tree = PrefixTree(
-            memoryview(np.ascontiguousarray(trace.ids)),
+            np.ascontiguousarray(trace.ids).data,
             device_tokens=settings.device_tokens // page * page,
             host_tokens=settings.host_tokens // page * page,
             write_policy=settings.write_policy,
@@ -228,11 +228,7 @@ class _Run:
             batch.append((self.chunked, length))
             budget -= self._pages(length)
             promised = self._pages(length) + self.page + self.chunked.outputs
-        while (
-            self.waiting
-            and budget >= self.page
-            and len(self.running) + len(batch) < self.settings.concurrency
-        ):
+        while self.waiting and budget >= self.page and len(self.running) + len(batch) < self.settings.concurrency:
             request = self._admit(self.waiting[0], promised, alone=not batch and not self.running)
             if request is None:
                 break

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hicache_lab.errors import UnknownFact, UsageError
+from hicache_lab.errors import UnknownFact
+from hicache_lab.releases import parse_version
 
 # choices of --radix-eviction-policy by release; before 0.5.3 the flag does not exist and the policy is lru
-_POLICIES: tuple[tuple[tuple[int, int, int], tuple[str, ...]], ...] = (
-    ((0, 5, 3), ("lru", "lfu")),
-    ((0, 5, 10), ("lru", "lfu", "slru")),
-    ((0, 5, 11), ("lru", "lfu", "slru", "priority")),
-    ((0, 5, 21), ("lru", "lfu", "slru", "priority", "tlru")),
+_POLICIES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("0.5.3", ("lru", "lfu")),
+    ("0.5.10", ("lru", "lfu", "slru")),
+    ("0.5.11", ("lru", "lfu", "slru", "priority")),
+    ("0.5.21", ("lru", "lfu", "slru", "priority", "tlru")),
 )
 
 
@@ -100,26 +101,15 @@ def rules_for(release: str) -> tuple[ReplayRules, str | None]:
         UnknownFact: a release older than the oldest one read.
         UsageError: not a release number.
     """
-    wanted = _numbers(release)
-    if wanted < _numbers(_OLDEST_READ.since):
+    wanted = parse_version(release)
+    if wanted < parse_version(_OLDEST_READ.since):
         raise UnknownFact(
             f"sglang {release}: the cache rules of releases before {_OLDEST_READ.since} have not been read; "
-            f"replay with --sglang-version {_OLDEST_READ.since} or later, or use the block model (--model blocks)"
+            f"replay with --sglang-version {_OLDEST_READ.since} or later, or use the block model (--rules blocks)"
         )
-    era = [row for row in ERAS if _numbers(row.since) <= wanted][-1]
-    choices = [names for since, names in _POLICIES if since <= wanted][-1]
+    era = [row for row in ERAS if parse_version(row.since) <= wanted][-1]
+    choices = [names for since, names in _POLICIES if parse_version(since) <= wanted][-1]
     warning = None
-    if wanted > _numbers(NEWEST_READ):
-        warning = (
-            f"sglang {release} is newer than the newest release read ({NEWEST_READ}); its rules are assumed"
-        )
+    if wanted > parse_version(NEWEST_READ):
+        warning = f"sglang {release} is newer than the newest release read ({NEWEST_READ}); its rules are assumed"
     return replace(era, policies=choices), warning
-
-
-def _numbers(release: str) -> tuple[int, int, int]:
-    parts = release.strip().lstrip("v").split(".")
-    try:
-        major, minor, patch = (int(part) for part in parts[:3])
-    except ValueError:
-        raise UsageError(f"--sglang-version: expected a release such as 0.5.23, got {release!r}") from None
-    return major, minor, patch

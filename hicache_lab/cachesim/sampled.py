@@ -63,9 +63,7 @@ class SampledCurve:
 
     def _each(self, capacity_blocks: npt.ArrayLike) -> Floats:
         wanted = np.floor(np.asarray(capacity_blocks, np.float64) * self.rate + 1e-9).astype(np.int64)
-        return np.stack(
-            [one[np.minimum(wanted, len(one) - 1)] / max(self.references, 1) for one in self.hits]
-        )
+        return np.stack([one[np.minimum(wanted, len(one) - 1)] / max(self.references, 1) for one in self.hits])
 
 
 def sampled_curve(source: Path | Trace, rate: float, *, seeds: Sequence[int] = (1, 2, 3, 4)) -> SampledCurve:
@@ -90,9 +88,7 @@ def sampled_curve(source: Path | Trace, rate: float, *, seeds: Sequence[int] = (
     exact = hit_curve(head)
     estimates = _estimate(_pieces(head), rate, seeds)[0]
     sizes = np.unique(np.geomspace(1, max(exact.largest_useful_blocks, 1), _COMPARED_SIZES).astype(np.int64))
-    probe = SampledCurve(
-        tuple(estimates), rate, exact.references, head.block_tokens, "", head.requests, 0.0, 0.0
-    )
+    probe = SampledCurve(tuple(estimates), rate, exact.references, head.block_tokens, "", head.requests, 0.0, 0.0)
     error = np.abs(probe.rate_at(sizes) - exact.rate_at(sizes))
     hits, references = _estimate(_pieces(source), rate, seeds)
     return SampledCurve(

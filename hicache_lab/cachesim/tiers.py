@@ -40,9 +40,7 @@ class WritePolicy(StrEnum):
         try:
             return cls(text)
         except ValueError:
-            raise UsageError(
-                f"--hicache-write-policy: expected one of {', '.join(cls)}, got {text!r}"
-            ) from None
+            raise UsageError(f"--hicache-write-policy: expected one of {', '.join(cls)}, got {text!r}") from None
 
     def reach(self, device: npt.ArrayLike, host: npt.ArrayLike) -> Ints:
         """The one-tier capacity that both tiers together amount to; device and host broadcast."""
@@ -76,9 +74,7 @@ class Surface:
         return self.total_rate - self.device_rate[:, None]
 
 
-def surface(
-    curve: HitCurve, device_tokens: npt.ArrayLike, host_tokens: npt.ArrayLike, policy: WritePolicy
-) -> Surface:
+def surface(curve: HitCurve, device_tokens: npt.ArrayLike, host_tokens: npt.ArrayLike, policy: WritePolicy) -> Surface:
     """Cut a curve into a device × host surface; no simulation, only look-ups."""
     device = np.atleast_1d(np.asarray(device_tokens, np.int64))
     host = np.atleast_1d(np.asarray(host_tokens, np.int64))

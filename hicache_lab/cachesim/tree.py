@@ -21,8 +21,26 @@ class Node:
     """A run of blocks of one path, ``start`` blocks below the root."""
 
     __slots__ = (
-        "at", "children", "created", "detached", "device", "device_children", "end", "entry", "first", "hits",
-        "history", "host", "lock", "parent", "path_tokens", "priority", "start", "stop", "time", "tokens",
+        "at",
+        "children",
+        "created",
+        "detached",
+        "device",
+        "device_children",
+        "end",
+        "entry",
+        "first",
+        "history",
+        "hits",
+        "host",
+        "lock",
+        "parent",
+        "path_tokens",
+        "priority",
+        "start",
+        "stop",
+        "time",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, at: int, start: int, stop: int, tokens: int, first: int) -> None:
@@ -324,9 +342,9 @@ class PrefixTree:
     def back_up(self, node: Node, *, write_back: bool = False) -> bool:
         """Copy a node to the host, making room first; False: no room, no copy."""
         parent = node.parent
-        if not self.rules.gaps_allowed and not self.rules.backs_up_ancestors and not write_back:
-            if parent is not self.root and parent is not None and not parent.host:
-                return False
+        contiguous = not self.rules.gaps_allowed and not write_back
+        if contiguous and parent is not None and parent is not self.root and not parent.host:
+            return False
         if self.host_free < node.tokens:
             short = node.tokens - self.host_free
             self._evict_host(node.tokens if self.rules.backup_evicts_need else short)

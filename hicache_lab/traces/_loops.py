@@ -13,7 +13,7 @@ Ints = npt.NDArray[np.int64]
 
 @njit
 def is_chained(ids: Ids, offsets: Ints, parent: Ints) -> bool:
-    """Whether every id always follows the same id (-1: the start of a request); ``parent`` is scratch filled with -2."""
+    """Whether every id always follows the same id (-1: a request's start); ``parent`` is scratch filled with -2."""
     for r in range(offsets.size - 1):
         before = np.int64(-1)
         for i in range(offsets[r], offsets[r + 1]):
@@ -27,7 +27,7 @@ def is_chained(ids: Ids, offsets: Ints, parent: Ints) -> bool:
 
 
 @njit
-def _chain(ids: Ids, offsets: Ints, slots: Ints, values: npt.NDArray[np.int64]) -> int:
+def _chain(ids: Ids, offsets: Ints, slots: Ints, values: Ints) -> np.int64:
     mask = slots.size - 1
     count = np.int64(0)
     for r in range(offsets.size - 1):
@@ -61,9 +61,7 @@ TIMESTAMP, INPUT, OUTPUT, HASHES, BLOCK, OTHER = 0, 1, 2, 3, 4, 5
 
 
 @njit
-def _key_kind(
-    text: npt.NDArray[np.uint8], start: int, end: int, names: npt.NDArray[np.uint8], bounds: Ints
-) -> int:
+def _key_kind(text: npt.NDArray[np.uint8], start: int, end: int, names: npt.NDArray[np.uint8], bounds: Ints) -> int:
     for kind in range(bounds.size - 1):
         length = bounds[kind + 1] - bounds[kind]
         if length == end - start:
@@ -85,7 +83,7 @@ def _skip(text: npt.NDArray[np.uint8], i: int, n: int) -> int:
 
 
 @njit
-def _number(text: npt.NDArray[np.uint8], i: int, n: int) -> tuple[int, int, float]:
+def _number(text: npt.NDArray[np.uint8], i: int, n: int) -> tuple[int, np.int64, np.float64]:
     """Read a JSON number without exponent: (position after it or -1, its whole part, its value)."""
     negative = text[i] == 45
     if negative:
@@ -97,7 +95,7 @@ def _number(text: npt.NDArray[np.uint8], i: int, n: int) -> tuple[int, int, floa
         i += 1
     digits = i - start
     if digits == 0 or digits > 18:
-        return -1, 0, 0.0
+        return -1, np.int64(0), np.float64(0.0)
     value = np.float64(whole)
     if i < n and text[i] == 46:
         i += 1
@@ -108,7 +106,7 @@ def _number(text: npt.NDArray[np.uint8], i: int, n: int) -> tuple[int, int, floa
             i += 1
         whole = np.int64(-1)  # a fraction where a count is wanted is not for the fast way
     if i < n and (text[i] == 101 or text[i] == 69):
-        return -1, 0, 0.0
+        return -1, np.int64(0), np.float64(0.0)
     if negative:
         return i, -whole, -value
     return i, whole, value
@@ -252,9 +250,7 @@ def scan_lines(
 
 
 @njit
-def fill_requests(
-    ids: Ids, offsets: Ints, shared: Ints, shared_base: Ints, private_base: Ints, tail_ids: Ints
-) -> None:
+def fill_requests(ids: Ids, offsets: Ints, shared: Ints, shared_base: Ints, private_base: Ints, tail_ids: Ints) -> None:
     """Write each request's blocks: its shared prefix, then its session's own blocks, then (if not -1) its tail id."""
     for r in range(offsets.size - 1):
         start = offsets[r]

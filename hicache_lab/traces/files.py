@@ -28,9 +28,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
                 import zstandard
 
                 yield io.BufferedReader(
-                    cast(
-                        io.RawIOBase, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-                    )
+                    cast(io.RawIOBase, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
                 )
             else:
                 yield raw

@@ -1,6 +1,6 @@
 """Described workloads: seeded generators for the traffic shapes that decide whether a host tier pays.
 
-Every generator is a function of plain numbers and a seed, and returns a ``Trace`` whose ``origin`` says how it was made.
+Every generator is a function of plain numbers and a seed; its ``Trace`` says in ``origin`` how it was made.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ def mooncake_like(requests: int = 12_031, seed: int = 0, requests_per_s: float =
     first, session = _first_of(turns)
     count = first.size
     output = np.minimum(rng.exponential(343.0, count) + 1, 2000).astype(np.int64)
-    new = (
-        np.where(first, rng.lognormal(8.50, 1.255, count), rng.lognormal(4.7, 2.3, count)).astype(np.int64)
-        + 400
-    )
+    new = np.where(first, rng.lognormal(8.50, 1.255, count), rng.lognormal(4.7, 2.3, count)).astype(np.int64) + 400
     inputs = np.minimum(_cumulative_inputs(new, output, first), 128_000)
     start = np.cumsum(rng.exponential(requests / requests_per_s / sessions, sessions))
     gaps = np.where(first, 0.0, rng.lognormal(np.log(123.0), 1.07, count))
@@ -163,9 +160,7 @@ def rag(
     system = max(system_tokens // block_tokens, 1)
     question = max(question_tokens // block_tokens, 1)
     weights = 1.0 / np.arange(1, _positive(documents, "documents") + 1) ** skew
-    chosen = rng.choice(
-        documents, (_positive(requests, "requests"), documents_per_request), p=weights / weights.sum()
-    )
+    chosen = rng.choice(documents, (_positive(requests, "requests"), documents_per_request), p=weights / weights.sum())
     bodies = (system + chosen[:, :, None] * document + np.arange(document)).reshape(requests, -1)
     heads = np.broadcast_to(np.arange(system), (requests, system))
     own = system + documents * document + np.arange(requests * question).reshape(requests, question)
@@ -219,9 +214,7 @@ def bench_multiturn(
     """
     rng = _rng(seed)
     new = question_tokens or request_tokens
-    order = _client_order(
-        rng, _positive(clients, "clients"), _positive(rounds, "rounds"), max_parallel, barrier
-    )
+    order = _client_order(rng, _positive(clients, "clients"), _positive(rounds, "rounds"), max_parallel, barrier)
     round_of = np.zeros(order.size, np.int64)
     seen = np.zeros(clients, np.int64)
     for index, client in enumerate(order.tolist()):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from hicache_lab.errors import InputError
 from hicache_lab.traces.files import chunks
@@ -55,9 +56,7 @@ class Skips:
             self.examples.append(f"{where}: {reason}")
 
 
-def stream_hashed(
-    path: Path, skips: Skips | None = None, chunk_bytes: int | None = None
-) -> Iterator[HashedChunk]:
+def stream_hashed(path: Path, skips: Skips | None = None, chunk_bytes: int | None = None) -> Iterator[HashedChunk]:
     """Read a file chunk by chunk.
 
     Args:
@@ -83,9 +82,7 @@ def stream_hashed(
         if (ends[:count] >= 0).all():
             yield _chunk(ids, np.concatenate(([0], ends[:count])), rows[:count], first_line)
         else:
-            yield _with_slow_lines(
-                path, block, ids, ends[:count], rows[:count], spans[:count], first_line, skips
-            )
+            yield _with_slow_lines(path, block, ids, ends[:count], rows[:count], spans[:count], first_line, skips)
 
 
 def _chunk(ids: Ints, offsets: Ints, rows: Floats, first_line: int) -> HashedChunk:
@@ -146,9 +143,7 @@ def _slow_line(raw: bytes) -> tuple[Ints, Floats]:
     if not isinstance(record, dict):
         raise ValueError(f"expected an object with hash_ids and input_length, got {type(record).__name__}")
     hashes = record.get("hash_ids")
-    if not isinstance(hashes, list) or not all(
-        isinstance(x, int) and not isinstance(x, bool) for x in hashes
-    ):
+    if not isinstance(hashes, list) or not all(isinstance(x, int) and not isinstance(x, bool) for x in hashes):
         raise ValueError("expected hash_ids, a list of whole numbers")
     if any(not -(2**63) <= x < 2**63 for x in hashes):
         hashes = [x % 2**63 for x in hashes]  # unsigned 64-bit hashes keep their identity
@@ -212,9 +207,7 @@ def choose_block(path: Path, counts: Ints, inputs: Ints, declared: Ints, wanted:
     """Find the block size, and refuse one that cannot be: every request must have its length's worth of blocks."""
     stated = [int(size) for size in declared if size > 0]
     if len(stated) > 1:
-        raise InputError(
-            f"{path}: block_size differs between lines ({', '.join(map(str, stated))}); split the file"
-        )
+        raise InputError(f"{path}: block_size differs between lines ({', '.join(map(str, stated))}); split the file")
     if wanted is None and stated:
         wanted = stated[0]
     if wanted is not None:
@@ -226,17 +219,17 @@ def choose_block(path: Path, counts: Ints, inputs: Ints, declared: Ints, wanted:
                 f"{wanted} tokens a block; give the trace's own block size with --block-tokens"
             )
         return wanted
-    possible = [size for size in _POSSIBLE_BLOCKS if _fits(counts, inputs, size).all()]
+    possible: list[int] = [size for size in _POSSIBLE_BLOCKS if _fits(counts, inputs, size).all()]
     if _MOONCAKE_BLOCK in possible:
         return _MOONCAKE_BLOCK
     if len(possible) != 1:
         raise InputError(
-            f"{path}: the block size cannot be told from the lengths ({possible or 'no power of two'} fits every line); "
-            "give it with --block-tokens"
+            f"{path}: the block size cannot be told from the lengths ({possible or 'no power of two'} fits every "
+            "line); give it with --block-tokens"
         )
     return possible[0]
 
 
-def _fits(counts: Ints, inputs: Ints, size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    whole = inputs // size
-    return (counts == whole) | (counts == -(-inputs // size))
+def _fits(counts: Ints, inputs: Ints, size: int) -> npt.NDArray[np.bool_]:
+    fits: npt.NDArray[np.bool_] = (counts == inputs // size) | (counts == -(-inputs // size))
+    return fits

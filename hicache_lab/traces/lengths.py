@@ -39,8 +39,7 @@ def read_lengths_csv(path: Path, *, skip_bad: bool = False) -> Trace:
     columns = [column.strip().lower() for column in header]
     columns[0] = columns[0].lstrip("\ufeff")
     place = {
-        wanted: next((columns.index(name) for name in names if name in columns), -1)
-        for wanted, names in _NAMES.items()
+        wanted: next((columns.index(name) for name in names if name in columns), -1) for wanted, names in _NAMES.items()
     }
     if place["input"] < 0 or place["output"] < 0:
         raise InputError(
@@ -112,8 +111,6 @@ def _seconds(text: str) -> float | None:
     # Azure stamps carry seven decimals; Python reads six
     head, _, fraction = text.strip().partition(".")
     try:
-        return datetime.fromisoformat(head).timestamp() + (
-            float(f"0.{fraction[:9]}") if fraction.isdigit() else 0.0
-        )
+        return datetime.fromisoformat(head).timestamp() + (float(f"0.{fraction[:9]}") if fraction.isdigit() else 0.0)
     except ValueError:
         return None

@@ -42,18 +42,14 @@ class CharacterTokenizer:
 
     def __init__(self, chars_per_token: int = CHARS_PER_TOKEN) -> None:
         if chars_per_token < 1:
-            raise UsageError(
-                f"--chars-per-token: expected a whole number of at least 1, got {chars_per_token}"
-            )
+            raise UsageError(f"--chars-per-token: expected a whole number of at least 1, got {chars_per_token}")
         self.chars_per_token = chars_per_token
         self._pieces: dict[str, int] = {}
 
     def __call__(self, text: str) -> list[int]:
         """Token ids of a text."""
         step = self.chars_per_token
-        return [
-            self._pieces.setdefault(text[i : i + step], len(self._pieces)) for i in range(0, len(text), step)
-        ]
+        return [self._pieces.setdefault(text[i : i + step], len(self._pieces)) for i in range(0, len(text), step)]
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -62,7 +58,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if not file.is_file():
         raise UsageError(f"--tokenizer: {file} is not there; give a model folder that holds tokenizer.json")
     try:
-        from tokenizers import Tokenizer as HuggingFace
+        from tokenizers import Tokenizer as HuggingFace  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise UsageError("--tokenizer needs the package tokenizers: pip install tokenizers") from None
     loaded = HuggingFace.from_file(str(file))
@@ -98,9 +94,7 @@ def read_prompts(
     sessions = list(_sessions(path, skips))
     notes = []
     if any(len(session) > 1 for session in sessions):
-        notes.append(
-            f"conversations carry no times: turns interleaved over {sessions_at_once} sessions at once"
-        )
+        notes.append(f"conversations carry no times: turns interleaved over {sessions_at_once} sessions at once")
     requests = interleave(sessions, sessions_at_once)
     return tokenized(
         requests,
@@ -129,9 +123,7 @@ def tokenized(
         raise InputError(f"{path}: holds no request with a prompt{left_out}")
     remarks = list(notes)
     encode = tokenizer
-    if encode is None and any(
-        isinstance(part, str) and part for r in requests for part in (r.prompt, r.output)
-    ):
+    if encode is None and any(isinstance(part, str) and part for r in requests for part in (r.prompt, r.output)):
         stand_in = CharacterTokenizer()
         encode = stand_in
         remarks.append(
@@ -238,9 +230,7 @@ def session_of(record: Any) -> list[Request]:
     turns = record.get("conversations") or record.get("conversation") or record.get("turns")
     if isinstance(turns, list) and turns:
         return _turns(turns)
-    arrival = next(
-        (float(record[key]) for key in _TIME_KEYS if isinstance(record.get(key), int | float)), None
-    )
+    arrival = next((float(record[key]) for key in _TIME_KEYS if isinstance(record.get(key), int | float)), None)
     messages = record.get("messages")
     if isinstance(messages, list) and messages:
         rendered = [_message(message) for message in messages]

@@ -119,9 +119,7 @@ def read_trace(
             skip_bad=skip_bad,
         )
     if kind == "sglang-log":
-        return read_request_log(
-            path, block_tokens=block_tokens or _PAGE, tokenizer=tokenizer, skip_bad=skip_bad
-        )
+        return read_request_log(path, block_tokens=block_tokens or _PAGE, tokenizer=tokenizer, skip_bad=skip_bad)
     if kind == "lengths-csv":
         return read_lengths_csv(path, skip_bad=skip_bad)
     return read_bench_serving(path)

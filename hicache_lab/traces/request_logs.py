@@ -28,9 +28,7 @@ FINISHED = "Finish: obj="
 _INPUT_IDS = re.compile(r"\binput_ids=\[([0-9, ]*)\](?! \.\.\. )")
 _OUTPUT_IDS = re.compile(r"'output_ids': \[([0-9, ]*)\](?! \.\.\. )")
 _TEXT = re.compile(r"\btext=('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")(?! \.\.\. )")
-_COUNT = {
-    name: re.compile(rf"'{name}': (\d+)") for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
-}
+_COUNT = {name: re.compile(rf"'{name}': (\d+)") for name in ("prompt_tokens", "completion_tokens", "cached_tokens")}
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?)")
 _TOO_LONG = "prompt cut by the log (level 2 keeps 2,048); log with --log-requests-level 3"
 _NO_CONTENT = "no prompt in the log (level 0 or 1); log with --log-requests-level 3"
@@ -85,9 +83,7 @@ def read_request_log(
         )
     first = next((entry.finished_s for entry in whole if entry.finished_s is not None), 0.0)
     requests = [
-        Request(
-            entry.prompt or "", entry.output, None if entry.finished_s is None else entry.finished_s - first
-        )
+        Request(entry.prompt or "", entry.output, None if entry.finished_s is None else entry.finished_s - first)
         for entry in whole
     ]
     notes = ("requests are in the order of their end, with the time of their end",)
@@ -164,12 +160,12 @@ def _from_json(record: Any) -> LoggedRequest | str:
     elif isinstance(text, str) and text and not cut:
         prompt = text
     produced = out.get("output_ids")
-    usable = isinstance(produced, list) and all(isinstance(x, int) for x in produced)
+    usable = [x for x in produced if isinstance(x, int)] if isinstance(produced, list) else []
     if not isinstance(meta.get("prompt_tokens"), int):
         return "a finished request without prompt_tokens"
     return LoggedRequest(
         prompt=prompt,
-        output=produced if usable else [],
+        output=usable if isinstance(produced, list) and len(usable) == len(produced) else [],
         prompt_tokens=meta["prompt_tokens"],
         completion_tokens=int(meta.get("completion_tokens") or 0),
         cached_tokens=meta.get("cached_tokens"),

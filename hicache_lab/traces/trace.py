@@ -80,7 +80,8 @@ class Trace:
     @property
     def tail_deficit(self) -> Ints:
         """Tokens by which a request's last prompt block falls short of a whole block, shape (requests,)."""
-        return np.maximum(self.prompt_blocks * self.block_tokens - self.input_tokens, 0)
+        short: Ints = np.maximum(self.prompt_blocks * self.block_tokens - self.input_tokens, 0)
+        return short
 
     def require_prefixes(self, purpose: str) -> None:
         """Refuse work that needs to know which prompts share a prefix."""
@@ -114,7 +115,8 @@ class Trace:
         step, rest = divmod(block_tokens, self.block_tokens)
         if rest or step < 1:
             raise UsageError(
-                f"page size {block_tokens} is neither a divisor nor a multiple of the trace's {self.block_tokens}-token blocks"
+                f"--page-size {block_tokens}: neither a divisor nor a multiple of the trace's block of "
+                f"{self.block_tokens} tokens"
             )
         if step == 1:
             return self
@@ -167,9 +169,7 @@ class Trace:
         ids, space = _dense(raw_ids)
         remarks = list(notes)
         if not _loops.is_chained(ids, offsets, np.full(space, -2, np.int64)):
-            remarks.append(
-                "block ids are content hashes, not prefix hashes: re-chained into prefix identities"
-            )
+            remarks.append("block ids are content hashes, not prefix hashes: re-chained into prefix identities")
             ids, space = _loops.chain(ids, offsets)
         requests = len(offsets) - 1
         return cls(
@@ -204,7 +204,10 @@ class Trace:
         """
         blocks: dict[tuple[int, ...], int] = {}
         flat: list[int] = []
-        offsets, prompt_blocks, inputs, outputs = [0], [], [], []
+        offsets = [0]
+        prompt_blocks: list[int] = []
+        inputs: list[int] = []
+        outputs: list[int] = []
         for prompt, output in requests:
             if not len(prompt):
                 raise InputError(f"{origin}: request {len(inputs) + 1} has an empty prompt")
