@@ -1,4 +1,4 @@
-"""Trace-driven simulation: all sizes at once (``hit_curve``), both tiers (``surface``), HiCache's rules (``replay``)."""
+"""Trace-driven simulation: all sizes at once (``hit_curve``), both tiers (``surface``), SGLang rules (``replay``)."""
 
 from hicache_lab.cachesim.curve import HitCurve, hit_curve, hits_by_request
 from hicache_lab.cachesim.many import curves, replays

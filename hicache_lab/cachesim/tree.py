@@ -7,14 +7,17 @@ counter, so nothing here depends on a clock.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from hicache_lab.cachesim.rules import ReplayRules
 from hicache_lab.cachesim.tiers import WritePolicy
+from hicache_lab.errors import UsageError
 
 Key = tuple[int, ...]
+_POLICIES = ("lru", "lfu", "slru", "priority", "tlru")
 
 
 class Node:
@@ -70,19 +73,45 @@ class Node:
 class EvictionPolicy:
     """``--radix-eviction-policy`` as a sort key: the smallest is evicted first.
 
-    ``tlru`` takes its two thresholds in tokens (``--radix-eviction-policy-config``); at 0 it is ``lru``.
+    ``--radix-eviction-policy-config`` sets ``slru_threshold`` (hits from which a node is protected) and the two
+    numbers of ``tlru``, in tokens; with both at 0 it is ``lru``.
     """
 
     name: str = "lru"
+    slru_threshold: int = 2
     tlru_threshold: int = 0
     tlru_next_prompt: int = 0
+
+    @classmethod
+    def named(cls, name: str, config: object = None) -> EvictionPolicy:
+        """Read ``--radix-eviction-policy`` and its config (a JSON object).
+
+        Raises:
+            UsageError: an unknown policy or a config that is not such an object.
+        """
+        if name not in _POLICIES:
+            raise UsageError(f"--radix-eviction-policy: expected one of {', '.join(_POLICIES)}, got {name!r}")
+        if config is None:
+            return cls(name)
+        try:
+            values = json.loads(str(config))
+            return cls(
+                name,
+                slru_threshold=int(values.get("protected_threshold", 2)),
+                tlru_threshold=int(values.get("threshold", 0)),
+                tlru_next_prompt=int(values.get("next_prompt_estimate", 0)),
+            )
+        except (ValueError, AttributeError, TypeError):
+            raise UsageError(
+                f'--radix-eviction-policy-config: expected JSON such as {{"threshold": 2048}}, got {config!r}'
+            ) from None
 
     def key(self) -> Callable[[Node], Key]:
         """The function from a node to its key (``mem_cache/evict_policy.py``, 0.5.3 … 0.5.23)."""
         return {
             "lru": lambda node: (node.time,),
             "lfu": lambda node: (node.hits, node.time),
-            "slru": lambda node: (int(node.hits >= 2), node.time),
+            "slru": lambda node: (int(node.hits >= self.slru_threshold), node.time),
             "priority": lambda node: (node.priority, node.time),
             "tlru": self._tlru,
         }[self.name]

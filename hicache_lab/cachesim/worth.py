@@ -20,6 +20,7 @@ from hicache_lab.units import GB
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _SECONDS_PER_HOUR = 3600.0
+_NO_KNEE = 0.01  # below it a curve is a straight line or bends upwards
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,13 @@ class Growth:
         host_tokens: host sizes, ascending, shape (n,).
         host_bytes: what each takes on the whole host, shape (n,).
         total_rate: hit rate of both tiers, shape (n,).
-        knee: index of the knee.
+        knee: index of the knee; None where the curve has none (every further byte buys more than the one before).
     """
 
     host_tokens: Ints
     host_bytes: Ints
     total_rate: Floats
-    knee: int
+    knee: int | None
 
     @property
     def rate_per_gb(self) -> Floats:
@@ -140,8 +141,8 @@ def growth(
     blocks = curve.block_tokens
     rate = curve.rate_at(policy.reach(device_tokens // blocks, tokens // blocks))
     gain = (rate - rate[0]) / max(rate[-1] - rate[0], 1e-12)
-    share = (cost - cost[0]) / (cost[-1] - cost[0])
-    return Growth(tokens, cost, rate, int(np.argmax(gain - share)))
+    lead = gain - (cost - cost[0]) / (cost[-1] - cost[0])
+    return Growth(tokens, cost, rate, int(np.argmax(lead)) if lead.max() > _NO_KNEE else None)
 
 
 def concurrent_requests(device_tokens: int, mean_resident_tokens: float) -> int:

@@ -23,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "max": ("capacity", "the largest safe --hicache-size and --hicache-ratio"),
     "vectors": ("records", "replay recorded sizing vectors and report mismatches"),
     "verdicts": ("records", "replay recorded cases and report verdicts and misses"),
+    "curve": ("traffic", "the hit rate at every cache size, from a trace or a described workload"),
+    "simulate": ("traffic", "replay a trace by a release's own cache rules: cached tokens by tier"),
 }
 
 
