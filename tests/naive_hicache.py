@@ -232,7 +232,7 @@ class NaiveHiCache:
         if waiting * page >= self.rules.load_back_threshold and self.free_device(
             waiting, evicts_need=self.rules.load_back_evicts_need
         ):
-            for part in there:
+            for part in reversed(there):  # the load is acknowledged from the end of the path upwards
                 part.device = True
                 self.note_duplicate(part)
             loaded = waiting
