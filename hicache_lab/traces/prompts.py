@@ -131,21 +131,33 @@ def tokenized(
             "shared prefixes are exact to a block, token counts are not"
         )
 
-    def ids(part: str | list[int]) -> Sequence[int]:
-        return encode(part) if isinstance(part, str) and encode else list(part)  # type: ignore[arg-type]
+    def ids(request: Request) -> tuple[Sequence[int], Sequence[int]]:
+        prompt, output = request.prompt, request.output
+        if isinstance(prompt, str) and isinstance(output, str) and encode is not None:
+            # together, as the next turn will send them: a piece across the border must not differ
+            border = len(encode(prompt))
+            both = encode(prompt + output)
+            return both[:border], both[border:]
+        return _encoded(prompt, encode), _encoded(output, encode)
 
     if skips and skips.counts:
         remarks.append(f"{sum(skips.counts.values())} records left out, for example {skips.examples[0]}")
     arrivals = [request.arrival for request in requests]
     known = [arrival for arrival in arrivals if arrival is not None]
     return Trace.from_tokens(
-        ((ids(request.prompt), ids(request.output)) for request in requests),
+        map(ids, requests),
         block_tokens=block_tokens,
         arrival_s=np.array(known) * time_unit if len(known) == len(arrivals) else None,
         origin=f"measured: {path.name}",
         skipped=skips.counts if skips else None,
         notes=remarks,
     )
+
+
+def _encoded(part: str | list[int], encode: Tokenizer | None) -> Sequence[int]:
+    if isinstance(part, list):
+        return part
+    return encode(part) if encode is not None else []
 
 
 def interleave(sessions: Sequence[list[Request]], at_once: int) -> list[Request]:
@@ -234,8 +246,9 @@ def session_of(record: Any) -> list[Request]:
     messages = record.get("messages")
     if isinstance(messages, list) and messages:
         rendered = [_message(message) for message in messages]
-        output = rendered.pop()[1] if rendered[-1][0] in _ASSISTANTS and len(rendered) > 1 else ""
-        return [Request("".join(_render(role, text) for role, text in rendered), output, arrival)]
+        answered = rendered[-1][0] in _ASSISTANTS and len(rendered) > 1
+        role, output = rendered.pop() if answered else ("assistant", "")
+        return [Request("".join(_render(*said) for said in rendered) + _render(role, ""), output, arrival)]
     for key in (*_TOKEN_KEYS, "prompt"):
         if key in record:
             prompt = _text_or_ids(record[key], key)
@@ -255,7 +268,7 @@ def _turns(turns: Iterable[Any]) -> list[Request]:
     for turn in turns:
         role, text = _message(turn)
         if role in _ASSISTANTS and history:
-            requests.append(Request(history, text))
+            requests.append(Request(history + _render(role, ""), text))
         history += _render(role, text)
     if not requests:
         raise ValueError("a conversation without an assistant turn after a prompt")
