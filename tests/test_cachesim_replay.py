@@ -165,6 +165,7 @@ def test_a_request_larger_than_the_pool_is_refused_and_said() -> None:
     assert found.refused == (1,)
     assert any("can never fit" in text for text in found.warnings)
     assert found.device_tokens.tolist() == [0, 0, 49]
+    assert replay(trace.head(2), ReplaySettings(100, 0)).refused == (1,), "also when it comes last"
 
 
 def test_write_back_before_0_5_15_dies_where_the_host_is_full() -> None:

@@ -214,7 +214,7 @@ class _Run:
     def all(self) -> None:
         """Serve every request."""
         while self.waiting or self.running or self.chunked:
-            if not self._prefill():
+            if not self._prefill() and self.running:
                 self._decode()
 
     # ---- prefill ----

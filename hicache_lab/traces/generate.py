@@ -203,6 +203,7 @@ def bench_multiturn(
     question_tokens: int = 0,
     max_parallel: int = 4,
     barrier: bool = False,
+    outputs_reused: bool = False,
     block_tokens: int = 64,
     seed: int = 1,
 ) -> Trace:
@@ -210,7 +211,8 @@ def bench_multiturn(
 
     Clients send ``rounds`` prompts, each the whole history plus ``question_tokens`` (0: ``request_tokens``) new ones;
     a ready client is drawn at random, ``max_parallel`` are under way, the oldest finishes first. With ``barrier``
-    everybody finishes a round before anybody starts the next.
+    everybody finishes a round before anybody starts the next. The client sends text, and an answer's text does not
+    give the same tokens again: its published hit rates are those of prompts alone, unless ``outputs_reused``.
     """
     rng = _rng(seed)
     new = question_tokens or request_tokens
@@ -229,6 +231,7 @@ def bench_multiturn(
         shared_blocks=np.zeros(order.size, np.int64),
         group=np.zeros(order.size, np.int64),
         block=block_tokens,
+        outputs_known=outputs_reused,
         origin=f"generated: bench_multiturn seed {seed}",
     )
 
@@ -362,6 +365,7 @@ def _from_sessions(
     block: int,
     origin: str,
     partial_tails: bool = False,
+    outputs_known: bool | None = None,
 ) -> Trace:
     """Lay out block ids of sessions that grow: shared prefix of the group, then the session's own blocks.
 
@@ -373,7 +377,8 @@ def _from_sessions(
     order = np.arange(session.size) if arrival is None else np.argsort(arrival, kind="stable")
     session, inputs, outputs = session[order], inputs[order], outputs[order]
     shared, group = shared_blocks[order], group[order]
-    stored = inputs if partial_tails else inputs + np.maximum(outputs - 1, 0)
+    known = not partial_tails if outputs_known is None else outputs_known
+    stored = inputs + np.maximum(outputs - 1, 0) if known else inputs
     whole = stored // block
     tails = np.where((inputs % block > 0) & partial_tails, 1, 0)
     lengths = whole + tails
@@ -395,6 +400,6 @@ def _from_sessions(
         unique_blocks=base + int(most.sum()) + int(tails.sum()),
         block_tokens=block,
         arrival_s=None if arrival is None else arrival[order],
-        outputs_known=not partial_tails,
+        outputs_known=known,
         origin=origin,
     )
