@@ -17,6 +17,7 @@ from hicache_lab.errors import HicacheLabError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module below hicache_lab.cli, one line of help)
+    "run": ("running", "run notebooks headless, each into a folder with its HTML and result.json"),
 }
 
 
