@@ -1,6 +1,6 @@
 """Make .venv and install hicache_lab into it, once; say plainly what is missing when that cannot work.
 
-Only the standard library, and no syntax newer than Python 3.5: an old interpreter must get as far as its message.
+Only the standard library, and no syntax newer than Python 3.5: an old interpreter must reach its message.
 Used by the Makefile: ``python scripts/bootstrap.py lab|dev``.
 """
 
@@ -30,7 +30,9 @@ def main(kind):
     version = sys.version_info[:2]
     if version < OLDEST:
         return fail(
-            "this is Python {}.{} ({}); hicache_lab needs 3.11 or newer".format(version[0], version[1], sys.executable),
+            "this is Python {}.{} ({}); hicache_lab needs 3.11 or newer".format(
+                version[0], version[1], sys.executable
+            ),
             "install a newer one, or name it: make PYTHON=/path/to/python3.12",
         )
     wanted = fingerprint()
@@ -39,7 +41,9 @@ def main(kind):
     free_gb = shutil.disk_usage(ROOT).free / 1e9
     if free_gb < NEEDED_GB[kind]:
         return fail(
-            "the disk is too full: {:.1f} GB free in {}, about {} GB needed".format(free_gb, ROOT, NEEDED_GB[kind]),
+            "the disk is too full: {:.1f} GB free in {}, about {} GB needed".format(
+                free_gb, ROOT, NEEDED_GB[kind]
+            ),
             "free space, or put the checkout on another disk",
         )
     return make_venv() or install(kind) or write(stamp(kind), wanted)
@@ -63,7 +67,10 @@ def stamp(kind):
 def make_venv():
     """Create .venv; 0 when it is there."""
     python = os.path.join(VENV, "bin", "python")
-    if os.path.exists(python) and subprocess.call([python, "-m", "pip", "--version"], stdout=subprocess.DEVNULL) == 0:
+    if (
+        os.path.exists(python)
+        and subprocess.call([python, "-m", "pip", "--version"], stdout=subprocess.DEVNULL) == 0
+    ):
         return 0
     say("making {} with {}".format(VENV, sys.executable))
     if subprocess.call([sys.executable, "-m", "venv", "--clear", VENV]) == 0:
@@ -77,28 +84,50 @@ def make_venv():
 
 
 def install(kind):
-    """pip install the checkout, editable, with the pinned set; what pip says is shown and its end is explained."""
+    """pip install the checkout, editable, with the pinned set; the whole story goes into a log."""
     say("installing the {} packages (one minute to a few, once)".format(kind))
     command = [
-        os.path.join(VENV, "bin", "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input",
-        "--quiet", "--constraint", os.path.join(ROOT, "constraints.txt"), "--editable", ROOT + EXTRAS[kind],
+        os.path.join(VENV, "bin", "python"), "-m", "pip", "install", "--no-input",
+        "--disable-pip-version-check", "--constraint", os.path.join(ROOT, "constraints.txt"),
+        "--editable", ROOT + EXTRAS[kind],
     ]  # fmt: skip
-    pip = subprocess.Popen(command, stderr=subprocess.PIPE, universal_newlines=True)
+    log = os.path.join(VENV, "install.log")
     said = []
-    for line in pip.stderr:
-        sys.stderr.write(line)
-        said.append(line)
-    if pip.wait() == 0:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
+    ) as pip, open(log, "w", encoding="utf-8") as file:  # fmt: skip
+        for line in pip.stdout:
+            said.append(line)
+            file.write(line)
+            show_progress(said)
+    if pip.returncode == 0:
         return 0
+    sys.stderr.write("".join(line for line in said if line.startswith("ERROR")))
     text = "".join(said)
     if DISK_FULL.search(text):
         return fail("the disk is full", "free about {} GB and run make again".format(NEEDED_GB[kind]))
     if NO_NETWORK.search(text):
         return fail(
             "the package index cannot be reached",
-            "check the network, or HTTPS_PROXY and pip's index-url; then run make again",
+            "check the network, or HTTPS_PROXY and pip's index-url; then run make again (log: {})".format(
+                log
+            ),
         )
-    return fail("pip could not install the packages; its reason stands above", "mend that and run make again")
+    return fail(
+        "pip could not install the packages; its whole story is in {}".format(log),
+        "mend that, run make again",
+    )
+
+
+def show_progress(said):
+    """A counter on a terminal, one line for the last and longest step elsewhere."""
+    line = said[-1]
+    if line.startswith("Installing collected packages"):
+        say("{} packages fetched, unpacking them".format(line.count(",") + 1))
+    elif line.startswith("Collecting ") and sys.stdout.isatty():
+        count = sum(one.startswith("Collecting ") for one in said)
+        sys.stdout.write("  {:3d} {:<40.40}\r".format(count, line.split()[1]))
+        sys.stdout.flush()
 
 
 def read(path):

@@ -1,4 +1,4 @@
-"""Write constraints.txt: the versions installed here of everything that pyproject.toml needs, directly or not."""
+"""Write constraints.txt: the versions installed here of all that pyproject.toml needs, directly or not."""
 
 import tomllib
 from importlib import metadata
@@ -17,7 +17,10 @@ HEAD = """\
 def main() -> None:
     """Walk the requirements from pyproject.toml through the installed packages' own."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    stated = [*project["dependencies"], *(line for lines in project["optional-dependencies"].values() for line in lines)]
+    stated = [
+        *project["dependencies"],
+        *(line for lines in project["optional-dependencies"].values() for line in lines),
+    ]
     waiting, seen, pins = [Requirement(line) for line in stated], set(), {}
     while waiting:
         requirement = waiting.pop()
