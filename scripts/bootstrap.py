@@ -30,9 +30,7 @@ def main(kind):
     version = sys.version_info[:2]
     if version < OLDEST:
         return fail(
-            "this is Python {}.{} ({}); hicache_lab needs 3.11 or newer".format(
-                version[0], version[1], sys.executable
-            ),
+            "this is Python {}.{} ({}); hicache_lab needs 3.11 or newer".format(version[0], version[1], sys.executable),
             "install a newer one, or name it: make PYTHON=/path/to/python3.12",
         )
     wanted = fingerprint()
@@ -41,9 +39,7 @@ def main(kind):
     free_gb = shutil.disk_usage(ROOT).free / 1e9
     if free_gb < NEEDED_GB[kind]:
         return fail(
-            "the disk is too full: {:.1f} GB free in {}, about {} GB needed".format(
-                free_gb, ROOT, NEEDED_GB[kind]
-            ),
+            "the disk is too full: {:.1f} GB free in {}, about {} GB needed".format(free_gb, ROOT, NEEDED_GB[kind]),
             "free space, or put the checkout on another disk",
         )
     return make_venv() or install(kind) or write(stamp(kind), wanted)
@@ -67,10 +63,7 @@ def stamp(kind):
 def make_venv():
     """Create .venv; 0 when it is there."""
     python = os.path.join(VENV, "bin", "python")
-    if (
-        os.path.exists(python)
-        and subprocess.call([python, "-m", "pip", "--version"], stdout=subprocess.DEVNULL) == 0
-    ):
+    if os.path.exists(python) and subprocess.call([python, "-m", "pip", "--version"], stdout=subprocess.DEVNULL) == 0:
         return 0
     say("making {} with {}".format(VENV, sys.executable))
     if subprocess.call([sys.executable, "-m", "venv", "--clear", VENV]) == 0:
@@ -109,9 +102,7 @@ def install(kind):
     if NO_NETWORK.search(text):
         return fail(
             "the package index cannot be reached",
-            "check the network, or HTTPS_PROXY and pip's index-url; then run make again (log: {})".format(
-                log
-            ),
+            "check the network, or HTTPS_PROXY and pip's index-url; then run make again (log: {})".format(log),
         )
     return fail(
         "pip could not install the packages; its whole story is in {}".format(log),

@@ -23,9 +23,7 @@ def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def pip_that_says(
-    monkeypatch: pytest.MonkeyPatch, bootstrap: ModuleType, text: str, code: int
-) -> list[list[str]]:
+def pip_that_says(monkeypatch: pytest.MonkeyPatch, bootstrap: ModuleType, text: str, code: int) -> list[list[str]]:
     """Replace pip by a process that prints ``text``; returns the commands it was asked to run."""
     calls: list[list[str]] = []
     real = subprocess.Popen

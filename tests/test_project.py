@@ -21,9 +21,7 @@ STATED = [
     ]
 ]
 PINS = dict(
-    line.split("==")
-    for line in (ROOT / "constraints.txt").read_text().split()
-    if re.match(r"[a-z0-9-]+==", line)
+    line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if re.match(r"[a-z0-9-]+==", line)
 )
 # where conda-forge's name is not PyPI's
 CONDA_NAMES = {"python-kaleido": "kaleido", "playwright-python": "playwright"}
@@ -33,9 +31,7 @@ def test_conda_environment_states_the_same_packages_and_ranges() -> None:
     lines = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     conda = {}
     for requirement in (Requirement(line) for line in lines if isinstance(line, str)):
-        conda[canonicalize_name(CONDA_NAMES.get(requirement.name, requirement.name))] = str(
-            requirement.specifier
-        )
+        conda[canonicalize_name(CONDA_NAMES.get(requirement.name, requirement.name))] = str(requirement.specifier)
     assert conda.pop("python") == PROJECT["requires-python"]
     assert conda.pop("pip") == ""
     assert conda == {canonicalize_name(one.name): str(one.specifier) for one in STATED}

@@ -152,9 +152,7 @@ def test_the_page_opens_offline_and_holds_plotly_once(good_run: Path) -> None:
 
 
 def test_widgets_are_named_and_never_fetched() -> None:
-    output = nbformat.v4.new_output(
-        "display_data", {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}}
-    )
+    output = nbformat.v4.new_output("display_data", {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}})
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("w", outputs=[output])])
     notebook.metadata["widgets"] = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
     page = notebook_html(notebook, "a <b> title")
@@ -183,9 +181,7 @@ def test_a_failing_cell_is_recorded_with_its_traceback(tmp_path: Path) -> None:
     ids=["cell", "run"],
 )
 def test_a_hanging_cell_is_stopped(tmp_path: Path, limits: Limits, message: str) -> None:
-    result = execute(
-        NOTEBOOKS / "hanging.ipynb", tmp_path / "hang", limits=limits, progress=False, html=False
-    )
+    result = execute(NOTEBOOKS / "hanging.ipynb", tmp_path / "hang", limits=limits, progress=False, html=False)
     assert result.status == "timed_out"
     assert result.error is not None
     assert message in result.error.message
@@ -232,9 +228,7 @@ def test_an_interrupt_keeps_what_ran(tmp_path: Path) -> None:
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        _wait_for(
-            lambda: any("time.sleep" in p.read_text() for p in tmp_path.glob(".hanging.*/*.ipynb")), process
-        )
+        _wait_for(lambda: any("time.sleep" in p.read_text() for p in tmp_path.glob(".hanging.*/*.ipynb")), process)
         time.sleep(1)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
@@ -284,9 +278,7 @@ def test_a_figure_says_where_it_comes_from() -> None:
         record("x", 1, source="guessed")
 
 
-def test_recording_in_an_interactive_session_writes_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_recording_in_an_interactive_session_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(RUN_FOLDER_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     record("x", 1, source="computed")
@@ -331,9 +323,7 @@ def test_the_command_lists_parameters_and_refuses_before_running(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_exits_1_when_a_notebook_fails(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_exits_1_when_a_notebook_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["run", str(BROKEN), "--output", str(tmp_path), "--no-html", "--json"]) == 1
     [shown] = json.loads(capsys.readouterr().out)
     assert (shown["status"], shown["folder"]) == ("failed", str(tmp_path / "broken"))

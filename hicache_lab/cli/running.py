@@ -65,12 +65,8 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
         help="where run folders go (default: reports)",
     )
     parser.add_argument("--name", help="the run folder's name (default: the notebook's)")
-    parser.add_argument(
-        "--cell-timeout", type=float, default=600, metavar="SECONDS", help="limit for one cell (600)"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=3600, metavar="SECONDS", help="limit for one notebook (3600)"
-    )
+    parser.add_argument("--cell-timeout", type=float, default=600, metavar="SECONDS", help="limit for one cell (600)")
+    parser.add_argument("--timeout", type=float, default=3600, metavar="SECONDS", help="limit for one notebook (3600)")
     parser.add_argument("--no-html", action="store_true", help="leave the one-file HTML out")
     parser.add_argument("--json", action="store_true", help="print the result records as JSON")
 
@@ -123,9 +119,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
         if not args.json:
             print(_summary(folder, result), flush=True)
     if args.json:
-        json.dump(
-            [{"folder": str(folder), **asdict(result)} for folder, result in results], sys.stdout, indent=2
-        )
+        json.dump([{"folder": str(folder), **asdict(result)} for folder, result in results], sys.stdout, indent=2)
         print()
     if any(result.status == "interrupted" for _, result in results):
         raise KeyboardInterrupt

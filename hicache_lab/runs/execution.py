@@ -90,9 +90,7 @@ def execute(
             result = _close(work, result)
             _swap(work, folder)
         except OSError as error:
-            raise HostError(
-                f"run folder {folder}: {error.strerror or error}; free space or choose another"
-            ) from error
+            raise HostError(f"run folder {folder}: {error.strerror or error}; free space or choose another") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return result
@@ -102,11 +100,7 @@ def _work_folder(folder: Path) -> Path:
     """The hidden folder to work in; leftovers of runs whose process is gone are removed."""
     if not _NAME.fullmatch(folder.name):
         raise UsageError(f"run folder {folder.name!r}: expected letters, digits, dot, dash and underscore")
-    if (
-        folder.exists()
-        and not (folder / RESULT_FILE).exists()
-        and (not folder.is_dir() or any(folder.iterdir()))
-    ):
+    if folder.exists() and not (folder / RESULT_FILE).exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not a run folder (no {RESULT_FILE}); choose another name")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -190,11 +184,7 @@ def _run(
         except CellTimeoutError as late:
             status = "timed_out"
             whole = time.monotonic() >= deadline
-            limit = (
-                f"the run's limit of {limits.run_seconds:g} s"
-                if whole
-                else f"{limits.cell_seconds:g} s a cell"
-            )
+            limit = f"the run's limit of {limits.run_seconds:g} s" if whole else f"{limits.cell_seconds:g} s a cell"
             error = Failure("CellTimeoutError", f"stopped at {limit}", traceback=_clean(str(late)))
         except DeadKernelError as dead:
             status, error = (

@@ -74,13 +74,9 @@ def read_notebook(notebook: Path) -> Any:
     try:
         raw = json.loads(notebook.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"notebook {notebook}: expected a Jupyter notebook (.ipynb, JSON); {error}"
-        ) from error
+        raise InputError(f"notebook {notebook}: expected a Jupyter notebook (.ipynb, JSON); {error}") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("cells"), list) or raw.get("nbformat") != 4:
-        raise InputError(
-            f"notebook {notebook}: expected a Jupyter notebook of nbformat 4; this JSON is something else"
-        )
+        raise InputError(f"notebook {notebook}: expected a Jupyter notebook of nbformat 4; this JSON is something else")
     try:
         return nbformat.reads(json.dumps(raw), as_version=4)  # type: ignore[no-untyped-call]
     except (nbformat.ValidationError, AttributeError, KeyError, TypeError) as error:
@@ -103,9 +99,7 @@ def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
-        raise InputError(
-            f"notebook {notebook}: its parameters cell is not Python (line {error.lineno})"
-        ) from error
+        raise InputError(f"notebook {notebook}: its parameters cell is not Python (line {error.lineno})") from error
     comments = {
         token.start[0]: token.string.lstrip("# ").strip()
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -119,11 +113,7 @@ def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
             target, annotation = node.target, node.annotation
         elif isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
-        if (
-            not isinstance(target, ast.Name)
-            or not isinstance(node, ast.Assign | ast.AnnAssign)
-            or node.value is None
-        ):
+        if not isinstance(target, ast.Name) or not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
         try:
             default = ast.literal_eval(node.value)

@@ -77,9 +77,7 @@ def _plain(name: str, value: object) -> object:
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(
-            f"record({name!r}): {value} is not a finite number; record None, or what is known instead"
-        )
+        raise UsageError(f"record({name!r}): {value} is not a finite number; record None, or what is known instead")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, dict):

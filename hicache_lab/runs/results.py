@@ -70,9 +70,7 @@ class RunResult:
             InputError: the run has no such figure; the message lists those it has.
         """
         if name not in self.figures:
-            raise InputError(
-                f"the run of {self.notebook} has no figure {name!r}; it has {', '.join(self.figures)}"
-            )
+            raise InputError(f"the run of {self.notebook} has no figure {name!r}; it has {', '.join(self.figures)}")
         return self.figures[name].value
 
     def write(self, folder: Path) -> None:
@@ -91,20 +89,14 @@ def load_result(folder: Path) -> RunResult:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(
-            f"{folder} is not a run folder: {RESULT_FILE} cannot be read ({error.strerror})"
-        ) from error
+        raise InputError(f"{folder} is not a run folder: {RESULT_FILE} cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error}); the run did not close its folder") from error
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        raise InputError(
-            f'{path}: expected "schema": "{SCHEMA}"; this is not the record of a hicache-lab run'
-        )
+        raise InputError(f'{path}: expected "schema": "{SCHEMA}"; this is not the record of a hicache-lab run')
     version = raw.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise InputError(
-            f"{path}: schema_version {version!r}; this hicache-lab reads version {SCHEMA_VERSION}"
-        )
+        raise InputError(f"{path}: schema_version {version!r}; this hicache-lab reads version {SCHEMA_VERSION}")
     try:
         return _from_json(raw)
     except (KeyError, TypeError) as error:
