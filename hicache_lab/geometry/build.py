@@ -101,14 +101,8 @@ def _refuse_unused(facts: Facts, explicit: Mapping[str, Any]) -> None:
     for key in explicit:
         if key not in known:
             close = difflib.get_close_matches(str(key)[:100], known, n=2)
-            hint = (
-                f"; did you mean {' or '.join(close)}?"
-                if close
-                else f"; read are {', '.join(sorted(facts.asked))}"
-            )
-            raise UsageError(
-                f"{facts.origin}: {str(key)[:100]!r} says nothing about this model's caches{hint}"
-            )
+            hint = f"; did you mean {' or '.join(close)}?" if close else f"; read are {', '.join(sorted(facts.asked))}"
+            raise UsageError(f"{facts.origin}: {str(key)[:100]!r} says nothing about this model's caches{hint}")
 
 
 def _row(facts: Facts, outer: str, inner: str) -> Architecture:
@@ -131,9 +125,7 @@ def _row(facts: Facts, outer: str, inner: str) -> Architecture:
     if kind is not None:
         state = facts.get("state") or ""
         if state and (not isinstance(state, str) or state not in STATES):
-            raise UsageError(
-                f"{facts.origin}: state: expected one of {', '.join(STATES)}, got {str(state)[:40]!r}"
-            )
+            raise UsageError(f"{facts.origin}: state: expected one of {', '.join(STATES)}, got {str(state)[:40]!r}")
         layers = ("compress_ratios",) if kind == "dsv4" else ("layer_kinds", "full")
         return Architecture(kind=str(kind), layers=layers, state=str(state))
     close = difflib.get_close_matches(outer[:200], table, n=3)
@@ -225,9 +217,7 @@ def _window_rule(facts: Facts, rule: str, count: int) -> tuple[str, ...]:
     return ("full",) * count
 
 
-def _heads(
-    facts: Facts, row: Architecture, kinds: tuple[str, ...]
-) -> tuple[HeadShape | None, HeadShape | None]:
+def _heads(facts: Facts, row: Architecture, kinds: tuple[str, ...]) -> tuple[HeadShape | None, HeadShape | None]:
     base_kv = facts.need("num_key_value_heads", "multi_query_group_num")
     base_dim = _head_dim(facts, row)
     base_v = facts.number("v_head_dim") or base_dim
@@ -243,9 +233,7 @@ def _own_heads(facts: Facts, keys: Mapping[str, str], base: HeadShape) -> HeadSh
     dim = facts.need(keys["head_dim"])
     switch = keys.get("kv_heads_if")
     if switch is not None and (facts.get(switch) is not True or facts.get(keys["kv_heads"]) is None):
-        facts.assume(
-            f"{keys['kv_heads']} = {base.kv_heads} (as elsewhere; {switch} is off or no number given)"
-        )
+        facts.assume(f"{keys['kv_heads']} = {base.kv_heads} (as elsewhere; {switch} is off or no number given)")
         kv_heads = base.kv_heads
     else:
         kv_heads = facts.need(keys["kv_heads"])
@@ -265,9 +253,7 @@ def _head_dim(facts: Facts, row: Architecture) -> int:
         facts.lack("head_dim")
         return 1
     if hidden % heads:
-        raise facts.error(
-            "head_dim", f"missing, and hidden_size {hidden} / num_attention_heads {heads} is not whole"
-        )
+        raise facts.error("head_dim", f"missing, and hidden_size {hidden} / num_attention_heads {heads} is not whole")
     facts.assume(f"head_dim = {hidden // heads} (hidden_size / num_attention_heads; the file does not say)")
     return hidden // heads
 
@@ -291,16 +277,12 @@ def _indexer_owner(facts: Facts, kind: str, kinds: tuple[str, ...]) -> tuple[boo
     types = facts.get("indexer_types")
     if types is None:
         if facts.get("index_topk_freq") not in (None, 1):
-            facts.lack(
-                "indexer_types", '"full" or "shared" for each layer: index_topk_freq says that layers share'
-            )
+            facts.lack("indexer_types", '"full" or "shared" for each layer: index_topk_freq says that layers share')
         else:
             facts.assume("an indexer on every layer (the file has no indexer_types)")
         return tuple(layer != "none" for layer in kinds)
     if not isinstance(types, list) or any(word not in ("full", "shared") for word in types):
-        raise facts.error(
-            "indexer_types", f'expected "full" or "shared" for each layer, got {str(types)[:60]!r}'
-        )
+        raise facts.error("indexer_types", f'expected "full" or "shared" for each layer, got {str(types)[:60]!r}')
     if len(types) != len(kinds):
         raise facts.error("indexer_types", f"{len(types)} entries for {len(kinds)} layers")
     return tuple(word == "full" for word in types)

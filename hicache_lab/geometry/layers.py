@@ -96,15 +96,11 @@ def _one_based(value: Any, layers: int | None) -> Kinds:
     for key, kind in (("full_attn_layers", "full"), ("kda_layers", "linear")):
         for number in _sequence(value.get(key)):
             if isinstance(number, bool) or not isinstance(number, int) or kinds.get(number) != "":
-                raise LayoutError(
-                    f"{key} names layer {str(number)[:40]!r}; layers are 1 to {layers}, each once"
-                )
+                raise LayoutError(f"{key} names layer {str(number)[:40]!r}; layers are 1 to {layers}, each once")
             kinds[number] = kind
     missing = [number for number, kind in kinds.items() if not kind]
     if missing:
-        raise LayoutError(
-            f"layer {missing[0]} (counted from 1) is in neither full_attn_layers nor kda_layers"
-        )
+        raise LayoutError(f"layer {missing[0]} (counted from 1) is in neither full_attn_layers nor kda_layers")
     return tuple(kinds.values())
 
 

@@ -37,9 +37,7 @@ def load_geometry(
     if isinstance(model, Mapping):
         inline = "kind" in model and "architectures" not in model
         origin = "inline geometry" if inline else "config"
-        return build(
-            model, given, name=_name(model), origin=origin, confidence="inline" if inline else "config file"
-        )
+        return build(model, given, name=_name(model), origin=origin, confidence="inline" if inline else "config file")
     if not str(model).strip():
         raise UnknownFact("--model: no model given; give a catalogue name, a config.json or a geometry")
     path = _existing(model)
@@ -102,7 +100,5 @@ def read_config(path: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error}); expected a model's config.json") from error
     if not isinstance(config, dict):
-        raise InputError(
-            f"{path}: expected a JSON object, got {type(config).__name__}; give a model's config.json"
-        )
+        raise InputError(f"{path}: expected a JSON object, got {type(config).__name__}; give a model's config.json")
     return config

@@ -26,9 +26,7 @@ def _share(what: str, count: int, tp: int) -> int:
     """One rank's part of ``count``, which must divide evenly as SGLang's ``divide()`` demands."""
     _check_tp(tp)
     if count % tp:
-        raise UsageError(
-            f"--tp-size {tp}: {count} {what} do not divide by it; SGLang cannot start this model so"
-        )
+        raise UsageError(f"--tp-size {tp}: {count} {what} do not divide by it; SGLang cannot start this model so")
     return count // tp
 
 
@@ -245,9 +243,7 @@ class ModelGeometry:
         Source: 0.5.8 ``distributed/utils.py:get_pp_indices`` without SGLANG_PP_LAYER_PARTITION.
         """
         if not 1 <= pp_size <= self.num_layers:
-            raise UsageError(
-                f"--pp-size: expected 1 to {self.num_layers} (the model's layers), got {pp_size}"
-            )
+            raise UsageError(f"--pp-size: expected 1 to {self.num_layers} (the model's layers), got {pp_size}")
         if not 0 <= stage < pp_size:
             raise UsageError(f"pipeline stage: expected 0 to {pp_size - 1}, got {stage}")
         each, rest = divmod(self.num_layers, pp_size)

@@ -71,13 +71,9 @@ class HostMemory:
         if total_bytes <= 0:
             raise UsageError(f"--host-ram: expected more than 0 bytes, got {total_bytes}")
         if not 0 <= hugepages_bytes <= total_bytes:
-            raise UsageError(
-                f"--hugepages: {hugepages_bytes} bytes of huge pages do not fit in {total_bytes} of RAM"
-            )
+            raise UsageError(f"--hugepages: {hugepages_bytes} bytes of huge pages do not fit in {total_bytes} of RAM")
         if available_bytes is not None and not 0 <= available_bytes <= total_bytes:
-            raise UsageError(
-                f"--available: {available_bytes} bytes are not between 0 and --host-ram {total_bytes}"
-            )
+            raise UsageError(f"--available: {available_bytes} bytes are not between 0 and --host-ram {total_bytes}")
         if cgroup_usage_bytes is not None and cgroup_limit_bytes is None:
             raise UsageError("--cgroup-usage says nothing without --cgroup-limit")
         levels: tuple[CgroupLevel, ...] = ()
@@ -94,9 +90,7 @@ class HostMemory:
 
     def container_headroom_bytes(self, *, credit_page_cache: bool) -> int | None:
         """Bytes until the tightest control-group limit, or None without a limit."""
-        return (
-            None if self.cgroup is None else self.cgroup.headroom_bytes(credit_page_cache=credit_page_cache)
-        )
+        return None if self.cgroup is None else self.cgroup.headroom_bytes(credit_page_cache=credit_page_cache)
 
     @property
     def effective_available_bytes(self) -> int:

@@ -88,9 +88,7 @@ def parse_launch(
     distinct = list(dict.fromkeys(found))
     if len(distinct) > 1:
         lines = "; ".join(f"{i}: {_short(one)}" for i, one in enumerate(distinct, 1))
-        raise UsageError(
-            f"{len(distinct)} different SGLang launches in this text; give one of them ({lines})"
-        )
+        raise UsageError(f"{len(distinct)} different SGLang launches in this text; give one of them ({lines})")
     return distinct[0]
 
 
@@ -121,9 +119,7 @@ def parse_launches(
         found = _in_words([Word(word, shlex.quote(word)) for word in text], known)
     if not found:
         raise UsageError(_nothing_found(text if isinstance(text, str) else shlex.join(text)))
-    return tuple(
-        replace(_read(one, version, base_dir, notes), sglang_version=sglang_version) for one in found
-    )
+    return tuple(replace(_read(one, version, base_dir, notes), sglang_version=sglang_version) for one in found)
 
 
 def _nothing_found(text: str) -> str:
@@ -150,9 +146,7 @@ def _launch_end(words: Sequence[Word]) -> tuple[int, bool] | None:
     return None
 
 
-def _in_words(
-    words: Sequence[Word], variables: Mapping[str, str], *, is_multiline: bool = False
-) -> list[_Found]:
+def _in_words(words: Sequence[Word], variables: Mapping[str, str], *, is_multiline: bool = False) -> list[_Found]:
     end = _launch_end(words)
     if end is not None:
         at, is_serve = end
@@ -247,9 +241,7 @@ def _bare_arguments(words: Sequence[str]) -> list[_Found]:
     return [_Found(program, [Word(w, shlex.quote(w)) for w in words], False)]
 
 
-def _read(
-    found: _Found, version: Version | None, base_dir: Path | None, notes: Sequence[str]
-) -> LaunchConfig:
+def _read(found: _Found, version: Version | None, base_dir: Path | None, notes: Sequence[str]) -> LaunchConfig:
     reader = _Reader(version, notes=list(notes))
     _read_options(reader, found.options, is_serve=found.is_serve)
     _merge_config_file(reader, base_dir)
@@ -364,9 +356,7 @@ def _option(
     if unresolved:
         if target not in _UNSIZED:
             raise _unknown_variable(spelling, unresolved[0], values[-1] if values else spelling)
-        reader.notes.append(
-            f"{spelling}: {values[0] if values else ''} is not known; it is not needed for sizing"
-        )
+        reader.notes.append(f"{spelling}: {values[0] if values else ''} is not known; it is not needed for sizing")
         _keep(reader, spelling, name, values, raw)
         return
     if target in reader.values and values:

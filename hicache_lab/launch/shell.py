@@ -70,9 +70,7 @@ def clean_paste(text: str) -> tuple[str, list[str]]:
     for match in _CONTINUED.finditer(joined):
         if match[1] == "\\" and match[2]:
             number = joined.count("\n", 0, match.start()) + 1
-            notes.append(
-                f"line {number}: a blank after the backslash ends the command in a shell; read as continued"
-            )
+            notes.append(f"line {number}: a blank after the backslash ends the command in a shell; read as continued")
     return joined.rstrip("\n") + "\n", notes
 
 
@@ -272,8 +270,4 @@ def _redirection(r: _Reading) -> None:
         end = re.compile(rf"^\s*{re.escape(mark)}\s*$", re.MULTILINE).search(r.text, r.at)
         line_end = r.text.find("\n", r.at)
         if end is not None and line_end >= 0:
-            r.text = (
-                r.text[: line_end + 1]
-                + "\n" * r.text.count("\n", line_end + 1, end.end())
-                + r.text[end.end() :]
-            )
+            r.text = r.text[: line_end + 1] + "\n" * r.text.count("\n", line_end + 1, end.end()) + r.text[end.end() :]

@@ -21,9 +21,7 @@ _DOCKER = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
 _KUBERNETES = {
     "": 1, "k": KB, "M": MB, "G": GB, "T": TB, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB,
 }  # fmt: skip
-_LOOKS_YAML = re.compile(
-    r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M
-)
+_LOOKS_YAML = re.compile(r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M)
 _IMAGE = re.compile(r"[\w.\-/:]*sglang[\w.\-/]*(?::[\w.\-]+)?(?:@sha256:[0-9a-f]+)?")
 _MAX_NODES = 100_000
 
@@ -54,7 +52,7 @@ def kubernetes_bytes(text: str, what: str) -> int:
 
 
 def _memlock(container: Container, text: str) -> Container:
-    soft = text.split("=")[-1].split(":")[0]
+    soft = text.rsplit("=", maxsplit=1)[-1].split(":", maxsplit=1)[0]
     if soft in {"-1", "unlimited"}:
         return replace(container, memlock_is_unlimited=True)
     return replace(container, memlock_bytes=int(soft)) if soft.isdigit() else container
@@ -139,9 +137,7 @@ def _nodes(document: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
             if "containers" in node:
                 pod = node
             yield node, pod
-            pending.extend(
-                (value, pod) for value in reversed(node.values()) if isinstance(value, dict | list)
-            )
+            pending.extend((value, pod) for value in reversed(node.values()) if isinstance(value, dict | list))
         elif isinstance(node, list):
             pending.extend((value, pod) for value in reversed(node) if isinstance(value, dict | list))
 
@@ -206,9 +202,7 @@ def _facts(node: dict[str, Any], pod: dict[str, Any]) -> Container:
     if soft is not None:
         found = _memlock(found, str(soft))
     ipc = node.get("ipc")
-    return replace(
-        found, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True
-    )
+    return replace(found, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True)
 
 
 def _shared_memory(found: Container, node: dict[str, Any], pod: dict[str, Any]) -> Container:

@@ -81,9 +81,7 @@ def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advi
     if question.rules.has_size_flag and question.geometry.kind != "dsv4":
         sizes = _largest(lambda n: assess(with_size(question, n)), accepted, max(1, limit // GB + 1))
     if question.rules.has_ratio_flag and (question.device.tokens or question.device.kv_bytes):
-        ratios = _largest(
-            lambda n: assess(with_ratio(question, n / _RATIO_STEP)), accepted, _MOST_RATIO * _RATIO_STEP
-        )
+        ratios = _largest(lambda n: assess(with_ratio(question, n / _RATIO_STEP)), accepted, _MOST_RATIO * _RATIO_STEP)
     return Advice(
         size_gb=int(sizes.size_gb) if sizes else None,
         size_bytes=sizes.host_bytes if sizes else None,

@@ -9,12 +9,13 @@ from typing import Literal
 
 from hicache_lab.geometry import ModelGeometry
 from hicache_lab.host import HostMemory
-from hicache_lab.launch import LaunchConfig, flags_unknown_to
+from hicache_lab.launch import LaunchConfig, Rejection, refusals
+from hicache_lab.launch.flags import known_flags
 from hicache_lab.releases import RESERVE_BYTES, ReleaseRules
 from hicache_lab.resolution import HicacheArguments, Resolution, resolve_arguments
 from hicache_lab.sizing.guard import HostView, LaunchFailure, rank_budget
 from hicache_lab.sizing.pools import HostPool, construct_pool
-from hicache_lab.sizing.rank import DeviceFacts, RankPlanner, RankPools
+from hicache_lab.sizing.rank import DeviceFacts, RankPlanner, RankPools, resident_bytes
 from hicache_lab.sizing.shares import AutoSize, auto_size
 
 Verdict = Literal["FITS", "TIGHT", "RACE", "REFUSED", "OOM_RISK", "ASSERT", "UNKNOWN"]
@@ -43,7 +44,7 @@ class Question:
     geometry: ModelGeometry
     rules: ReleaseRules
     host: HostMemory | None = None
-    device: DeviceFacts = DeviceFacts()
+    device: DeviceFacts = field(default_factory=DeviceFacts)
     overhead_bytes: int = 0
     headroom_bytes: int | None = None
     draft: ModelGeometry | None = None
@@ -193,10 +194,18 @@ def _arguments(question: Question) -> HicacheArguments:
     )
 
 
+def _argparse_refusals(question: Question) -> list[Rejection]:
+    """What the release's own argument parser refuses in a pasted line; options known to no release are not judged."""
+    if question.config.source is None:
+        return list(question.config.rejections)
+    found = refusals(question.config, question.rules.version)
+    return [one for one in found if one.flag in known_flags()]
+
+
 def _contradiction(question: Question) -> Refusal | None:
     """Flags that the server itself refuses before anything is built."""
     config = question.config
-    for rejection in config.rejections:
+    for rejection in _argparse_refusals(question):
         return Refusal(rejection.flag, "argparse", rejection.message)
     if config.disable_radix_cache:
         text = (
@@ -275,8 +284,6 @@ def _check(question: Question, pool: HostPool, taken: int, rank: int, booked: in
 
 def _together(question: Question, ranks: Sequence[RankPools], booked: int | None) -> Order:
     """All ranks check their first pool, then all take it, then the second pool, and so on."""
-    from hicache_lab.sizing.rank import resident_bytes
-
     taken = 0
     for depth in range(max(len(rank.pools) for rank in ranks)):
         level = [(number, rank.pools[depth]) for number, rank in enumerate(ranks) if depth < len(rank.pools)]
@@ -295,8 +302,6 @@ def _together(question: Question, ranks: Sequence[RankPools], booked: int | None
 
 def _one_after_another(question: Question, ranks: Sequence[RankPools]) -> Order:
     """Each rank takes all its pools before the next one checks."""
-    from hicache_lab.sizing.rank import resident_bytes
-
     taken = 0
     for number, rank in enumerate(ranks):
         for pool in rank.pools:
@@ -312,7 +317,8 @@ def _warnings(question: Question, ranks: Sequence[RankPools]) -> list[str]:
     geometry = question.geometry
     if geometry.confidence not in ("confirmed", "config file", "inline"):
         found.append(f"geometry of {geometry.name}: {geometry.confidence} source, not confirmed from its own config")
-    found += [f"{unknown}" for unknown in flags_unknown_to(question.config, question.rules.version)]
+    stops = {one.message for one in _argparse_refusals(question)}
+    found += [one.message for one in refusals(question.config, question.rules.version) if one.message not in stops]
     if geometry.full is not None and not geometry.full.splits_evenly(question.config.attn_tp_size):
         found.append(
             f"--tp-size: {geometry.full.kv_heads} KV heads and {question.config.attn_tp_size} ranks do not divide; "
@@ -368,9 +374,7 @@ def assess(question: Question) -> Answer:
 
 def _assess_resolved(question: Question, resolution: Resolution, config: LaunchConfig) -> Answer:
     arguments = resolution.arguments
-    question = replace(
-        question, config=replace(config, hicache_mem_layout=arguments.hicache_mem_layout)
-    )
+    question = replace(question, config=replace(config, hicache_mem_layout=arguments.hicache_mem_layout))
     notes = [text for _, text in resolution.logs]
     planners = _planners(question)
     size_gb = config.hicache_size or 0
@@ -400,7 +404,7 @@ def _assess_resolved(question: Question, resolution: Resolution, config: LaunchC
     )
     if not ranks[0].pools:
         return answer
-    if question.host is None or sized is None and missing:
+    if question.host is None or (sized is None and missing):
         return _without_host(answer)
     booked = sized.budget_bytes if sized else None
     together = _together(question, ranks, booked)

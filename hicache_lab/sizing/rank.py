@@ -267,8 +267,10 @@ class RankPlanner:
     def _groups(self) -> tuple[_Group, ...]:
         tokens = self.device_tokens or 0
         layers, packed = self._full_layers(), self.packed_layers
-        row = self._kv_row(layers + packed) if self.geometry.latent or self.geometry.kv_row_bytes else (
-            self._kv_row(layers) + (self._head_row(self.geometry, "full", packed) if packed else 0)
+        row = (
+            self._kv_row(layers + packed)
+            if self.geometry.latent or self.geometry.kv_row_bytes
+            else (self._kv_row(layers) + (self._head_row(self.geometry, "full", packed) if packed else 0))
         )
         inside = self.rules.indexer == "inside_the_flag" and self._index_row
         kind = "mha" if self.geometry.latent is None and self.geometry.kv_row_bytes is None else "mla"
