@@ -118,7 +118,7 @@ def test_the_reconstructed_files_follow_from_the_facts(case: Case, tmp_path: Pat
         ("incident.json", '"schema_version": 1', '"schema_version": 9', "schema_version"),
         ("incident.json", '"origin": "reported"', '"origin": "guessed"', "guessed"),
         ("incident.json", '"device_tokens"', '"device_token"', "no fact 'device_tokens'"),
-        ("incident.json", '"title"', '"titel"', "title"),
+        ("incident.json", '"title"', '"heading"', "title"),
         ("claims.json", '"check": "factor"', '"check": "magic"', "check is one of"),
         ("claims.json", '"mean_tokens": 4000', '"mean": 4000', "mean_tokens"),
         ("claims.json", "{", "", "not JSON"),
