@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hicache_lab.errors import UsageError
 from hicache_lab.figures.style import (
@@ -171,8 +171,8 @@ def memory_figure(
     _limit_line(figure, limit_bytes, "limit", theme)
     for number, (moment, text) in enumerate(events):
         # neighbours would lie on each other: texts go down in steps
-        mark: dict[str, Any] = {"x": moment, "xref": "x", "line": {"color": GREY, "width": 1, "dash": "dot"}}
-        figure.add_shape(type="line", y0=0, y1=1, yref="paper", **mark)
+        mark = {"color": GREY, "width": 1, "dash": "dot"}
+        figure.add_shape(type="line", x0=moment, x1=moment, y0=0, y1=1, yref="paper", line=mark)
         figure.add_annotation(
             x=moment,
             y=0.97 - 0.08 * (number % 8),
