@@ -598,8 +598,11 @@ def test_overrides_beat_the_file_and_slips_are_named() -> None:
     assert (
         load_geometry("llama-3.1-8b", overrides={"num_key_value_heads": 4}).kv_bytes_per_token(2, 1) == 65_536
     )
+    assert load_geometry("llama-3.1-8b", overrides={"num_key_value_heads": 4}).confidence == "inline"
     with pytest.raises(UsageError, match="did you mean num_key_value_heads"):
         load_geometry("llama-3.1-8b", overrides={"num_kv_heads": 4})
+    with pytest.raises(UsageError, match="did you mean num_key_value_heads"):
+        load_geometry({"kind": "gqa", "num_hidden_layers": 2, "num_kv_heads": 4, "head_dim": 8})
 
 
 def test_a_config_by_path_or_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -650,8 +653,14 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     "name", ["", "  ", "../../etc/passwd", "/etc/passwd-", "a\x00b", "x" * 10_000, "~nobody-here/x", "/"]
 )
 def test_a_name_is_not_a_path(name: str) -> None:
-    with pytest.raises((UnknownFact, InputError)):
+    with pytest.raises((UnknownFact, InputError, UsageError)):
         load_geometry(name)
+
+
+@pytest.mark.parametrize("model", ["", 5, None, ["kimi-k2.5"]])
+def test_what_is_no_model_is_named(model: Any) -> None:
+    with pytest.raises(UsageError, match="--model: expected"):
+        load_geometry(model)
 
 
 # -- properties ------------------------------------------------------------------------------------
@@ -766,3 +775,19 @@ def test_geometry_is_frozen_and_hashable() -> None:
     assert isinstance(geometry.state, StateShape)
     with pytest.raises(AttributeError):
         geometry.window = 5  # type: ignore[misc]
+
+
+LINEAR_KEYS = (
+    *("full_attention_interval", "linear_attn_config", "attn_type_list"),
+    *("hybrid_override_pattern", "layers_block_type"),
+)
+
+
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_a_row_of_the_architecture_table_makes_sense(name: str) -> None:
+    row = architectures()[name]
+    rules = {"full", "window", "window_flag", "no_window"}
+    assert row.source and row.kind in ("gqa", "mla", "dsa", "dsv4")
+    assert set(row.layers) <= set(DECODERS) | rules
+    assert not rules & set(row.layers[:-1]), "a rule comes last, keys of the file before it"
+    assert bool(row.state) == (any(key in row.layers for key in LINEAR_KEYS) and "MiniMaxM2" not in name)
