@@ -171,6 +171,10 @@ class RankPlanner:
             return wanted
         if self.geometry.kv_row_bytes is not None or self.geometry.kind == "dsv4":
             return "bf16"
+        if self.geometry.checkpoint_kv_dtype is not None:
+            asked = self.geometry.checkpoint_kv_dtype
+            self.assumed.append(f"KV dtype auto follows the checkpoint's own {asked}; --kv-cache-dtype says otherwise")
+            return asked
         if self.geometry.kind == "dsa":
             self.assumed.append("KV dtype auto is taken as bf16; on Blackwell the server picks fp8_e4m3 for DSA models")
         weights = _WEIGHT_DTYPES.get(self.config.dtype or "auto") or self.geometry.dtype
