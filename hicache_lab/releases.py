@@ -74,8 +74,10 @@ class ReleaseRules:
     mamba_layout_error: Literal["after_guard", "first_value_error", "first_assertion"] = "after_guard"
     mamba_log_slots: bool = False
     swa_architectures: frozenset[str] = frozenset()
-    swa_by_config_flag: bool = False
     swa_needs_hybrid_ratio: bool = False
+    swa_flat_with_hicache: frozenset[str] = frozenset()
+    swa_flat_with_speculation: frozenset[str] = frozenset()
+    swa_needs_unified_tree: frozenset[str] = frozenset()
     swa_host_pool: bool = False
     size_split: bool = False
     dsv4_host_pool: bool = False
@@ -204,14 +206,15 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     (
         "0.5.7",
-        {"swa_architectures": _LLAMA4 | _MIMO},
-        "configs/model_config.py is_hybrid_model",
+        {"swa_architectures": _LLAMA4 | _MIMO, "swa_flat_with_hicache": _MIMO},
+        "configs/model_config.py is_hybrid_model; server_args.py MiMoV2 branch",
     ),
     (
         "0.5.8",
         {
             "swa_architectures": _LLAMA4 | _MIMO | _GPT_OSS,
             "swa_needs_hybrid_ratio": False,
+            "swa_flat_with_speculation": _GPT_OSS,
             "resolution_steps": ("layout", "fa3_decode_backend", "storage"),
             "layout_warning": "Kernel io backend does not support page first direct layout",
         },
@@ -219,7 +222,11 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     (
         "0.5.9",
-        {"row_width_override": True, "indexer": "inside_the_flag"},
+        {
+            "row_width_override": True,
+            "indexer": "inside_the_flag",
+            "swa_flat_with_speculation": frozenset(),
+        },
         "mem_cache/memory_pool_host.py NSATokenToKVPoolHost",
     ),
     (
@@ -248,11 +255,12 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
         "0.5.12",
         {
             "swa_host_pool": True,
+            "swa_needs_unified_tree": _LLAMA4 | _GPT_OSS | _GEMMA4 | _DSV4,
             "dsv4_host_pool": True,
             "dsv4_full_page_more_than_device": True,
             "swa_architectures": _LLAMA4 | _MIMO | _GPT_OSS | _GEMMA4 | _DSV4,
         },
-        "mem_cache/hybrid_cache/hybrid_pool_assembler.py",
+        "mem_cache/hybrid_cache/hybrid_pool_assembler.py; managers/scheduler.py unified radix tree",
     ),
     (
         "0.5.13",
@@ -260,14 +268,15 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
             "allocation": "mmap_register",
             "indexer_label": "DSA",
             "dsv4_log_layout": True,
-            "swa_by_config_flag": True,
         },
-        "mem_cache/memory_pool_host.py alloc_with_host_register; configs/model_config.py",
+        "mem_cache/memory_pool_host.py alloc_with_host_register",
     ),
     (
         "0.5.14",
         {
             "v_head_dim": "separate_class",
+            "swa_flat_with_hicache": frozenset(),
+            "swa_needs_unified_tree": _MIMO,
             "mamba_layout_error": "first_value_error",
             "default_layout": "page_first",
             "resolution_steps": ("layout", "storage"),
@@ -309,6 +318,7 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
         {
             "era": "G",
             "guard_divides_by_ranks": True,
+            "swa_needs_unified_tree": frozenset(),
             "buffer_only_ratio": 1.2,
             "host_memory_mode": True,
             "swa_architectures": _LLAMA4 | _MIMO | _GPT_OSS | _GEMMA4 | _DSV4 | _SWA_SINK,

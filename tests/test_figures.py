@@ -39,7 +39,7 @@ def limit_lines(figure: go.Figure) -> list[float]:
 
 
 def every_axis_has_a_unit(figure: go.Figure) -> bool:
-    axes = [axis for axis in figure.select_yaxes()]
+    axes = list(figure.select_yaxes())
     return all("GB" in axis.title.text or "token" in axis.title.text for axis in axes)
 
 

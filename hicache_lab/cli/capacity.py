@@ -235,7 +235,7 @@ def _settings(advice: Advice) -> dict[str, Any]:
         "hicache_size_host_bytes": advice.size_bytes,
         "hicache_size_per_rank_tokens": size.rank.tokens if size and size.rank else None,
         "hicache_size_equivalent_ratio": (
-            size.rank.pools[0].equivalent_ratio if size and size.rank and size.rank.device_tokens else None
+            size.rank.anchor.equivalent_ratio if size and size.rank and size.rank.device_tokens else None
         ),
         "hicache_ratio": advice.ratio,
         "hicache_ratio_host_bytes": advice.ratio_bytes,

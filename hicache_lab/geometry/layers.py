@@ -16,6 +16,8 @@ MAX_LAYERS = 4096
 WORDS = {
     "full_attention": "full",
     "attention": "full",
+    "indexed_attention": "full",
+    "deepseek_sparse_attention": "full",
     "sliding_attention": "swa",
     "chunked_attention": "swa",
     "linear_attention": "linear",

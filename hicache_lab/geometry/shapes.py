@@ -182,7 +182,7 @@ class ModelGeometry:
         inner_architecture: ``architectures[0]`` of the nested text config, else the outer one.
         model_type: the config's outer ``model_type``.
         source: where the numbers come from.
-        confidence: ``confirmed``, ``secondary``, ``class default``, ``config file`` or ``inline``.
+        confidence: ``confirmed``, ``secondary``, ``config file`` or ``inline`` (facts given by hand).
         kind: how attention layers store a token: ``gqa``, ``mla``, ``dsa`` (MLA with an indexer) or ``dsv4``.
         layer_kinds: one of ``LAYER_KINDS`` for each target layer; "linear" owns a state slot.
         full: heads of the full-attention layers.

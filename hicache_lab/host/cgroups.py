@@ -147,7 +147,7 @@ def _directory_below(mount: Path, root: PurePosixPath, membership: PurePosixPath
     if membership.is_relative_to(root):
         relative = membership.relative_to(root)
     elif root != PurePosixPath("/"):
-        # inside a cgroup namespace the membership counts from the namespace's root, the mount's root from the host's
+        # inside a cgroup namespace the membership counts from its root, the mount's root from the host's
         relative = membership.relative_to("/")
     else:
         return None
@@ -225,17 +225,17 @@ def memory_cgroup_headroom(proc_root: Path = PROC, *, credit_page_cache: bool, s
 
     Args:
         proc_root: where ``self/cgroup`` and ``self/mountinfo`` are.
-        credit_page_cache: take active and inactive file pages off the usage (0.5.22+), in version 2 only where
-            no group below asks for ``memory.min``.
+        credit_page_cache: take active and inactive file pages off the usage (0.5.22+), in version 2
+            only where no group below asks for ``memory.min``.
         sys_root: stands for ``/sys`` in the mount points.
 
     Returns:
-        Bytes, or None when no group states a limit (or there is no procfs). Version 1's "unlimited" is a number
-        here, as it is for the release.
+        Bytes, or None when no group states a limit (or there is no procfs). Version 1's "unlimited" is a
+        number here, as it is for the release.
 
     Raises:
-        HostError: with the text the release raises; ``__cause__`` has the type it raises (RuntimeError, OSError,
-            ValueError, KeyError).
+        HostError: with the text the release raises; ``__cause__`` has the type it raises (RuntimeError,
+            OSError, ValueError, KeyError).
     """
     try:
         return min(

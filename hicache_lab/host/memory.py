@@ -30,8 +30,8 @@ class ProcessMemory:
 class HostMemory:
     """The memory facts of one host (or of one container on it).
 
-    ``None`` means not known. ``available_bytes`` is MemAvailable, the number SGLang's check starts from; reserved
-    huge pages are not in it. ``source`` says where the facts come from.
+    ``None`` means not known. ``available_bytes`` is MemAvailable, the number SGLang's check starts from;
+    reserved huge pages are not in it. ``source`` says where the facts come from.
     """
 
     total_bytes: int
@@ -63,7 +63,7 @@ class HostMemory:
         cgroup_limit_bytes: int | None = None,
         cgroup_usage_bytes: int | None = None,
     ) -> HostMemory:
-        """Facts that the user gave; without ``available_bytes`` it is taken as total − huge pages and marked so.
+        """Facts the user gave; ``available_bytes`` defaults to total − huge pages, marked as an estimate.
 
         Raises:
             UsageError: the facts contradict each other.
@@ -76,6 +76,10 @@ class HostMemory:
             raise UsageError(f"--available: {available_bytes} bytes are not between 0 and --host-ram {total_bytes}")
         if cgroup_usage_bytes is not None and cgroup_limit_bytes is None:
             raise UsageError("--cgroup-usage says nothing without --cgroup-limit")
+        if cgroup_limit_bytes is not None and cgroup_limit_bytes <= 0:
+            raise UsageError(f"--cgroup-limit: expected more than 0 bytes, got {cgroup_limit_bytes}")
+        if (cgroup_usage_bytes or 0) < 0:
+            raise UsageError(f"--cgroup-usage: expected 0 bytes or more, got {cgroup_usage_bytes}")
         levels: tuple[CgroupLevel, ...] = ()
         if cgroup_limit_bytes is not None:
             levels = (CgroupLevel("stated", "limit", cgroup_limit_bytes, cgroup_usage_bytes or 0),)

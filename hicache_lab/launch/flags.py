@@ -13,8 +13,6 @@ from hicache_lab.errors import InputError, UnknownFact, UsageError
 from hicache_lab.launch.config import FIELD_TYPES, LaunchConfig, Rejection, flag_of
 from hicache_lab.resources import data_dir
 
-# what argparse takes as a negative number and therefore as a value
-NEGATIVE_NUMBER = r"-\d+|-\d*\.\d+"
 # --pp was a unique prefix until 0.5.3 and is what people go on typing
 _SHORT_FORMS = {
     "--tp": "tp_size",
@@ -166,8 +164,8 @@ def _abbreviated(spelling: str, version: Version | None) -> Resolved | None:
     note = None
     if clash:
         note = (
-            f"{spelling} is read as {flag_of(dest)}, but it is ambiguous from {clash[0]} on and the server refuses "
-            f"it there; write {flag_of(dest)}"
+            f"{spelling} is read as {flag_of(dest)}, but it is ambiguous from {clash[0]} on and the server "
+            f"refuses it there; write {flag_of(dest)}"
         )
     return Resolved(_by_dest(dest, spelling), note)
 
@@ -204,7 +202,10 @@ def _names(config: LaunchConfig) -> list[str]:
     typed = [token.name for token in config.source.tokens] if config.source else []
     dests = {known_flags()[name].field for name in typed if name in known_flags()}
     fields = [flag_of(name) for name, _ in config.given() if name not in dests]
-    return list(dict.fromkeys([*typed, *fields, *(name for name, _ in config.other)]))
+    # a dump's other fields are not all options of the command line
+    is_dump = config.source is not None and config.source.kind == "server_args"
+    others = [] if is_dump else [name for name, _ in config.other]
+    return list(dict.fromkeys([*typed, *fields, *others]))
 
 
 def flags_unknown_to(config: LaunchConfig, version: str) -> tuple[Rejection, ...]:

@@ -1,4 +1,4 @@
-"""docker run, compose and Kubernetes around a launch: the command they hold and the memory limits they set."""
+"""docker run, compose and Kubernetes around a launch: the command they hold, the limits they set."""
 
 from __future__ import annotations
 
@@ -21,8 +21,23 @@ _DOCKER = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
 _KUBERNETES = {
     "": 1, "k": KB, "M": MB, "G": GB, "T": TB, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB,
 }  # fmt: skip
-_LOOKS_YAML = re.compile(r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M)
-_IMAGE = re.compile(r"[\w.\-/:]*sglang[\w.\-/]*(?::[\w.\-]+)?(?:@sha256:[0-9a-f]+)?")
+_LOOKS_YAML = re.compile(
+    r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M
+)
+# docker run's options that take the next word as their value
+_DOCKER_VALUED = frozenset(
+    """
+    -a -c -e -h -l -m -p -u -v -w --add-host --annotation --blkio-weight --cap-add --cap-drop --cgroup-
+    parent --cgroupns --cidfile --cpu-period --cpu-quota --cpu-shares --cpus --cpuset-cpus --cpuset-mems
+    --device --device-cgroup-rule --dns --dns-search --domainname --entrypoint --env --env-file --expose
+    --gpus --group-add --health-cmd --health-interval --health-retries --health-timeout --hostname --ip
+    --ipc --label --label-file --link --log-driver --log-opt --mac-address --memory --memory-reservation
+    --memory-swap --memory-swappiness --mount --name --net --network --network-alias --oom-score-adj
+    --pid --pids-limit --platform --publish --pull --restart --runtime --security-opt --shm-size --stop-
+    signal --stop-timeout --storage-opt --sysctl --tmpfs --ulimit --user --userns --uts --volume
+    --volume-driver --volumes-from --workdir
+    """.split()
+)
 _MAX_NODES = 100_000
 
 
@@ -52,7 +67,7 @@ def kubernetes_bytes(text: str, what: str) -> int:
 
 
 def _memlock(container: Container, text: str) -> Container:
-    soft = text.rsplit("=", maxsplit=1)[-1].split(":", maxsplit=1)[0]
+    soft = text.rpartition("=")[2].partition(":")[0]
     if soft in {"-1", "unlimited"}:
         return replace(container, memlock_is_unlimited=True)
     return replace(container, memlock_bytes=int(soft)) if soft.isdigit() else container
@@ -62,22 +77,21 @@ def docker_run(words: Sequence[str]) -> Container | None:
     """The facts of ``docker run … IMAGE`` from the words before the launch; None without docker."""
     names = [word.rpartition("/")[2] for word in words]
     at = next(
-        (i for i, n in enumerate(names) if n in _ENGINES and {"run", "exec"} & set(names[i + 1 : i + 4])),
-        None,
+        (i + 1 for i, name in enumerate(names) if name in {"run", "exec"} and _ENGINES & set(names[:i])), None
     )
     if at is None:
         return None
     found = Container("docker")
-    rest = list(words[at + 1 :])
-    for index, word in enumerate(rest):
-        option, equals, value = word.partition("=")
-        if not equals:
-            value = rest[index + 1] if index + 1 < len(rest) else ""
+    while at < len(words) and words[at].startswith("-"):
+        option, equals, value = words[at].partition("=")
+        at += 1
+        if not equals and option in _DOCKER_VALUED and at < len(words):
+            value = words[at]
+            at += 1
         found = _docker_option(found, option, value)
-    images = [word for word in rest if _IMAGE.fullmatch(word) and (":" in word or "/" in word)]
-    # without sglang in its name, the image is the word before the command
-    last = next((word for word in reversed(rest) if not word.startswith("-")), None)
-    return replace(found, image=images[0] if images else last)
+    # after the options: the image, or for exec the name of a running container
+    is_image = at < len(words) and "exec" not in names[:at]
+    return replace(found, image=words[at] if is_image else None)
 
 
 def _docker_option(found: Container, option: str, value: str) -> Container:
@@ -137,7 +151,9 @@ def _nodes(document: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
             if "containers" in node:
                 pod = node
             yield node, pod
-            pending.extend((value, pod) for value in reversed(node.values()) if isinstance(value, dict | list))
+            pending.extend(
+                (value, pod) for value in reversed(node.values()) if isinstance(value, dict | list)
+            )
         elif isinstance(node, list):
             pending.extend((value, pod) for value in reversed(node) if isinstance(value, dict | list))
 
@@ -202,7 +218,9 @@ def _facts(node: dict[str, Any], pod: dict[str, Any]) -> Container:
     if soft is not None:
         found = _memlock(found, str(soft))
     ipc = node.get("ipc")
-    return replace(found, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True)
+    return replace(
+        found, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True
+    )
 
 
 def _shared_memory(found: Container, node: dict[str, Any], pod: dict[str, Any]) -> Container:

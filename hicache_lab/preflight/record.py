@@ -76,7 +76,7 @@ def answer_record(answer: Answer, advice: Advice | None = None) -> dict[str, Any
         "pools_gb": {pool.spec.label: gb(pool.requested_bytes) for pool in rank.pools} if rank else {},
         "hicache_size_gb": answer.size_gb or None,
         "resolved_ratio": answer.ratio,
-        "equivalent_ratio": rank.pools[0].equivalent_ratio if rank and known and rank.device_tokens else None,
+        "equivalent_ratio": rank.anchor.equivalent_ratio if rank and known and rank.device_tokens else None,
         "auto_sized": answer.auto is not None,
         "available_bytes": question.host.effective_available_bytes if question.host else None,
         "overhead_bytes": question.overhead_bytes,

@@ -71,7 +71,13 @@ class RankPools:
     @property
     def tokens(self) -> int:
         """Tokens of the anchor pool: what the prefix cache can keep on this rank's host side."""
-        return self.pools[0].tokens if self.pools else 0
+        return self.anchor.tokens if self.pools else 0
+
+    @property
+    def anchor(self) -> HostPool:
+        """The pool whose tokens the prefix tree counts: the KV pool, for DeepSeek-V4 one of its full-length pools."""
+        full = (pool for pool in self.pools if pool.spec.kind != "dsv4" or pool.spec.label != "swa")
+        return next(full, self.pools[0])
 
     @property
     def requested_bytes(self) -> int:
@@ -154,6 +160,8 @@ class RankPlanner:
         self.device = device
         self.refusal = self._unsupported()
         self.groups = () if self.refusal or geometry.kind == "dsv4" else self._groups()
+        if self._architectures & rules.swa_needs_unified_tree and "swa" in geometry.layer_kinds:
+            self.assumed.append("SGLANG_ENABLE_UNIFIED_RADIX_TREE=1 is set; without it this release refuses the model")
 
     # -- what the device holds ------------------------------------------------------------------------------
 
@@ -163,6 +171,10 @@ class RankPlanner:
             return wanted
         if self.geometry.kv_row_bytes is not None or self.geometry.kind == "dsv4":
             return "bf16"
+        if self.geometry.checkpoint_kv_dtype is not None:
+            asked = self.geometry.checkpoint_kv_dtype
+            self.assumed.append(f"KV dtype auto follows the checkpoint's own {asked}; --kv-cache-dtype says otherwise")
+            return asked
         if self.geometry.kind == "dsa":
             self.assumed.append("KV dtype auto is taken as bf16; on Blackwell the server picks fp8_e4m3 for DSA models")
         weights = _WEIGHT_DTYPES.get(self.config.dtype or "auto") or self.geometry.dtype
@@ -177,13 +189,21 @@ class RankPlanner:
 
     @property
     def swa_pool(self) -> bool:
-        """Whether this release keeps the sliding-window layers in a pool of their own."""
+        """Whether this release keeps the sliding-window layers in a pool of their own, with the host tier on."""
         if "swa" not in self.geometry.layer_kinds or self.geometry.kind == "dsv4":
             return False
-        if self.rules.swa_needs_hybrid_ratio and not self._flag_given("hybrid-kvcache-ratio"):
-            return self.geometry.architecture in self.rules.swa_architectures - _LLAMA4_ONLY
-        names = {self.geometry.architecture, self.geometry.inner_architecture}
-        return bool(names & self.rules.swa_architectures)
+        rules, names = self.rules, self._architectures
+        if self._flag_given("disable-hybrid-swa-memory") or names & rules.swa_flat_with_hicache:
+            return False
+        if self.config.speculative_algorithm and names & rules.swa_flat_with_speculation:
+            return False
+        if rules.swa_needs_hybrid_ratio and names & _LLAMA4_ONLY and not self._flag_given("hybrid-kvcache-ratio"):
+            return False
+        return bool(names & rules.swa_architectures)
+
+    @property
+    def _architectures(self) -> set[str]:
+        return {self.geometry.architecture, self.geometry.inner_architecture}
 
     def _flag_given(self, name: str) -> bool:
         return any(option.lstrip("-").replace("_", "-") == name for option, _ in self.config.other)
@@ -351,9 +371,6 @@ class RankPlanner:
     def _spec(self, group: _Group, ratio: float, size_gb: float, peers: tuple[int, ...]) -> PoolSpec:
         dcp = self.config.dcp_size or 1
         layout = self.config.hicache_mem_layout or self.rules.default_layout
-        if group.kind == "mamba":
-            # hybrid models run with a page-first layout whatever was asked for
-            layout = layout if layout.startswith("page_first") else "page_first_direct"
         return PoolSpec(
             kind=group.kind,  # type: ignore[arg-type]
             bytes_per_token=group.bytes_per_token,
