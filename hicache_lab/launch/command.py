@@ -134,30 +134,32 @@ def _in_words(words: Sequence[Word], variables: Mapping[str, str], depth: int = 
     if end is not None:
         at, is_serve = end
         before = list(words[:at])
-        container = docker_run([word.text for word in before])
-        return [_Found(before, list(words[at:]), is_serve, container, _assignments(before))]
+        container, env = _around(before)
+        return [_Found(before, list(words[at:]), is_serve, container, env)]
     for index, word in enumerate(words):
         # sh -c '…', ssh host '…': a command inside one word
         if "sglang" in word.text and re.search(r"\s", word.text) and depth < _DEEPEST:
-            outside = words[:index]
-            known = {**variables, **_assignments(outside)}
-            inner = _in_shell(word.text + "\n", known, depth + 1)
+            container, env = _around(words[:index])
+            inner = _in_shell(word.text + "\n", {**variables, **env}, depth + 1)
             for one in inner:
-                one.container = one.container or docker_run([w.text for w in outside])
-                one.env = _assignments(outside) | one.env
+                one.container = one.container or container
+                one.env = env | one.env
             if inner:
                 return inner
     return []
 
 
+def _around(words: Sequence[Word]) -> tuple[Container | None, dict[str, str]]:
+    """What the words before a launch set: the container's facts and the server's environment."""
+    docker = docker_run([word.text for word in words])
+    if docker is None:
+        return None, _assignments(words)
+    return docker.container, dict(docker.env) | _assignments(words[docker.end :])
+
+
 def _assignments(words: Sequence[Word]) -> dict[str, str]:
-    """``A=1`` before the launch and docker's ``-e A=1``, ``-eA=1``, ``--env=A=1``."""
-    found = {}
-    for word in words:
-        match = ASSIGNMENT.fullmatch(re.sub(r"^(--env=|-e=?)", "", word.text))
-        if match is not None:
-            found[match[1]] = match[2]
-    return found
+    matches = (ASSIGNMENT.fullmatch(word.text) for word in words)
+    return {match[1]: match[2] for match in matches if match is not None}
 
 
 def _in_shell(text: str, variables: Mapping[str, str], depth: int = 0) -> list[_Found]:
@@ -192,9 +194,10 @@ def _in_document(text: str, variables: Mapping[str, str]) -> list[_Found]:
         if wrapped.shell is not None:
             inner = _in_shell(wrapped.shell + "\n", known)
         else:
-            inner = _in_words([_kubernetes_word(word, known) for word in wrapped.words], known)
-        if not inner and "sglang" in (wrapped.container.image or "") and wrapped.words:
-            inner = _bare_arguments(wrapped.words)
+            words = [_kubernetes_word(word, known) for word in wrapped.words]
+            inner = _in_words(words, known)
+            if not inner and "sglang" in (wrapped.container.image or ""):
+                inner = _bare_arguments(words)
         for one in inner:
             one.container = one.container or wrapped.container
             one.env = dict(wrapped.env) | one.env
@@ -215,11 +218,11 @@ def _kubernetes_word(text: str, variables: Mapping[str, str]) -> Word:
     return Word(expanded, shlex.quote(expanded), tuple(missing))
 
 
-def _bare_arguments(words: Sequence[str]) -> list[_Found]:
+def _bare_arguments(words: list[Word]) -> list[_Found]:
     """Arguments of an image whose entrypoint is the launch."""
-    if not words[0].startswith("--model"):
+    if not words or not words[0].text.startswith("--model"):
         return []
-    return [_Found(_plain_words(["python", "-m", "sglang.launch_server"]), _plain_words(words))]
+    return [_Found(_plain_words(["python", "-m", "sglang.launch_server"]), words)]
 
 
 def _config(

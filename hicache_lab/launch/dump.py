@@ -15,7 +15,7 @@ _START = re.compile(
     r"server_args\s*=\s*(?=ServerArgs\(|\{)|(?=ServerArgs\()|\A\s*(?=\{)|\"server_args\"\s*:\s*(?=\{)"
 )
 _WORD = re.compile(r"[A-Za-z_][\w.]*")
-_NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,400}\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|\n|.)", re.DOTALL)
 _PLAIN_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _CONSTANTS = {
@@ -60,7 +60,7 @@ class _Reader:
             return self.balanced()
         if match := _NUMBER.match(self.text, self.at):
             self.at = match.end()
-            return int(match[0]) if re.fullmatch(r"[+-]?[\d_]+", match[0]) else float(match[0])
+            return int(match[0]) if re.fullmatch(r"[+-]?[0-9]+", match[0]) else float(match[0])
         sign = -1 if self.text.startswith(("-inf", "-Infinity"), self.at) else 1
         self.at += sign < 0
         return self.name(sign)

@@ -91,8 +91,10 @@ def _positional(options: Options, word: Word, *, is_serve: bool) -> None:
         options.tokens.append(Token("", "--model-path", (word.text,), word.raw, word.lead, "model"))
         return
     last = options.tokens[-1].spelling if options.tokens else "the launch"
-    if not word.text.strip():
-        raise UsageError(f"a blank word after {last}: a backslash before a blank does not continue the line")
+    if word.raw.startswith("\\ "):
+        raise UsageError(
+            f"after {last}: a backslash before a blank does not continue the line; delete the blank"
+        )
     raise UsageError(f"{word.text!r} after {last} belongs to no option; the server refuses to start with it")
 
 

@@ -138,6 +138,8 @@ def _spelled(spelling: str, value: Any, joint: str = " ") -> str:
     if value is True:
         return spelling
     text = shlex.quote(str(value))
+    # argparse takes a value such as -1e+16 for an option
+    joint = "=" if text.startswith("-") else joint
     # the model of "sglang serve MODEL" has no option before it
     return f"{spelling}{joint}{text}" if spelling else text
 

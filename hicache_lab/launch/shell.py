@@ -26,6 +26,8 @@ _PROMPT = re.compile(
 _CONTINUED = re.compile(r"(\\|`|\^)([ \t]*)\n")
 _REDIRECTION = re.compile(r"(<<-?|[<>&|]+)[ \t]*(&?[^\s;&|()<>]*)")
 _OPERATORS = ";&|()"
+# a no-break space is what a web page makes of a blank
+_BLANKS = " \t\u00a0"
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def _without_prompt(line: str, before: str | None) -> str:
 def clean_paste(text: str) -> tuple[str, list[str]]:
     """Take prompts, fences and stray blanks off a paste; returns the text and what was noticed."""
     lines: list[str] = []
-    for line in text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ").split("\n"):
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         lines.append(_without_prompt(line, lines[-1] if lines else None))
     joined = "\n".join(lines).rstrip("\n") + "\n"
     notes = [
@@ -126,7 +128,7 @@ def _step(r: _Reading) -> None:
         _array(r)
     elif char == "\n" or char in _OPERATORS:
         _operator(r, char)
-    elif char in " \t":
+    elif char in _BLANKS:
         _end_word(r)
         r.at += 1
     elif char == "#" and r.word_start is None:

@@ -25,18 +25,17 @@ _LOOKS_YAML = re.compile(
     r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M
 )
 # docker run's options that take the next word as their value
-_DOCKER_VALUED = frozenset(
-    """
-    -a -c -e -h -l -m -p -u -v -w --add-host --annotation --blkio-weight --cap-add --cap-drop --cgroup-
-    parent --cgroupns --cidfile --cpu-period --cpu-quota --cpu-shares --cpus --cpuset-cpus --cpuset-mems
-    --device --device-cgroup-rule --dns --dns-search --domainname --entrypoint --env --env-file --expose
-    --gpus --group-add --health-cmd --health-interval --health-retries --health-timeout --hostname --ip
-    --ipc --label --label-file --link --log-driver --log-opt --mac-address --memory --memory-reservation
-    --memory-swap --memory-swappiness --mount --name --net --network --network-alias --oom-score-adj
-    --pid --pids-limit --platform --publish --pull --restart --runtime --security-opt --shm-size --stop-
-    signal --stop-timeout --storage-opt --sysctl --tmpfs --ulimit --user --userns --uts --volume
-    --volume-driver --volumes-from --workdir
-    """.split()
+_DOCKER_VALUED = re.compile(
+    r"-[acehlmpuvw]|--(?:"
+    r"add-host|annotation|blkio-weight|cap-add|cap-drop|cgroup-parent|cgroupns|cidfile|cpu-period|"
+    r"cpu-quota|cpu-shares|cpus|cpuset-cpus|cpuset-mems|device|device-cgroup-rule|dns|dns-search|"
+    r"domainname|entrypoint|env|env-file|expose|gpus|group-add|health-cmd|health-interval|"
+    r"health-retries|health-timeout|hostname|ip|ipc|label|label-file|link|log-driver|log-opt|"
+    r"mac-address|memory|memory-reservation|memory-swap|memory-swappiness|mount|name|net|network|"
+    r"network-alias|oom-score-adj|pid|pids-limit|platform|publish|pull|restart|runtime|"
+    r"security-opt|shm-size|stop-signal|stop-timeout|storage-opt|sysctl|tmpfs|ulimit|user|userns|"
+    r"uts|volume|volume-driver|volumes-from|workdir"
+    r")"
 )
 _MAX_NODES = 100_000
 
@@ -73,25 +72,37 @@ def _memlock(container: Container, text: str) -> Container:
     return replace(container, memlock_bytes=int(soft)) if soft.isdigit() else container
 
 
-def docker_run(words: Sequence[str]) -> Container | None:
-    """The facts of ``docker run … IMAGE`` from the words before the launch; None without docker."""
+@dataclass(frozen=True)
+class DockerRun:
+    """A ``docker run`` (or exec): its facts, its ``-e`` settings, and where its own words end."""
+
+    container: Container
+    env: tuple[tuple[str, str], ...]
+    end: int
+
+
+def docker_run(words: Sequence[str]) -> DockerRun | None:
+    """Read ``docker run … IMAGE`` from the words before the launch; None without docker."""
     names = [word.rpartition("/")[2] for word in words]
-    at = next(
-        (i + 1 for i, name in enumerate(names) if name in {"run", "exec"} and _ENGINES & set(names[:i])), None
-    )
+    verbs = (i for i, name in enumerate(names) if name in {"run", "exec"} and _ENGINES & set(names[:i]))
+    at = next(verbs, None)
     if at is None:
         return None
-    found = Container("docker")
+    found, env, is_exec = Container("docker"), [], names[at] == "exec"
+    at += 1
     while at < len(words) and words[at].startswith("-"):
         option, equals, value = words[at].partition("=")
         at += 1
-        if not equals and option in _DOCKER_VALUED and at < len(words):
+        if not equals and _DOCKER_VALUED.fullmatch(option) and at < len(words):
             value = words[at]
             at += 1
+        if option in {"-e", "--env"} and "=" in value:
+            name, _, text = value.partition("=")
+            env.append((name, text))
         found = _docker_option(found, option, value)
     # after the options: the image, or for exec the name of a running container
-    is_image = at < len(words) and "exec" not in names[:at]
-    return replace(found, image=words[at] if is_image else None)
+    image = words[at] if at < len(words) and not is_exec else None
+    return DockerRun(replace(found, image=image), tuple(env), at + 1)
 
 
 def _docker_option(found: Container, option: str, value: str) -> Container:
