@@ -56,6 +56,8 @@ PROGRAMS = [
     "if true; then python -m sglang.launch_server --model-path m; fi",
     "python -m dynamo.sglang --model-path m",
     'CMD ["python3", "-m", "sglang.launch_server", "--model-path", "m"]',
+    "python -m sglang.launch_server --model-path m > >(tee log) 2> \"$ERR\" <<< 'x y' |& cat",
+    "python -m sglang.launch_server \\\n --model-path m \\\n > $LOG",
     "cat > c.yaml <<EOF\n--tp: 'x\nEOF\npython -m sglang.launch_server --model-path m",
 ]
 
@@ -128,6 +130,8 @@ def test_environment() -> None:
         (f"{KIMI} '--page-size", "line 1: the quote ' is never closed"),
         (f'{KIMI} \n"--page-size', 'line 2: the quote " is never closed'),
         (f"{KIMI} \u2013\u2013hicache-size 48", "typographic dash"),
+        (f"{KIMI} -hicache-size 48", "-hicache-size: the server knows no option with one hyphen"),
+        ("x" * 1_000_001, "1,000,001 characters"),
         (f"{KIMI} \\\n  # --page-size 64 \\\n  --hicache-size 48", "line 3: --hicache-size stands alone"),
         (f"{KIMI}\n  --hicache-size 48", "line 2: --hicache-size stands alone"),
         (f"{KIMI} \\ --page-size 64", "after --tp-size: a backslash before a blank does not continue"),
@@ -296,6 +300,58 @@ def test_ranks(config: LaunchConfig, engine: int, processes: int, host: int, att
 
 
 # wrappers
+
+
+RECIPE = """#!/usr/bin/env bash
+set -euo pipefail
+source "$(dirname "$0")/lib.sh"
+TP=${TP:-8}
+HICACHE_SIZE=$(( MEM_GB / TP ))
+ARGS=(
+  --enable-hierarchical-cache  # the tier
+  --hicache-size 270
+)
+if [[ "$X" == "1" ]]; then
+  ARGS+=(--page-size 64)
+fi
+python3 -m sglang.launch_server \\
+    --model-path="$MODEL" --port="$PORT" --tp="$TP" "${ARGS[@]}" \\
+    > "$SERVER_LOG" 2>&1 &
+SERVER_PID=$!
+"""
+
+
+def test_a_recipe_script() -> None:
+    config = parse_launch(RECIPE, variables={"MODEL": "m"})
+    assert (config.model, config.tp_size, config.hicache_size, config.page_size) == ("m", 8, 270, 64)
+    assert any(note.startswith("line 10: this text branches") for note in config.notes)
+    assert render(config, changes={"hicache_size": 48}, multiline=False) == (
+        'python3 -m sglang.launch_server --model-path=m --port="$PORT" --tp=8 --enable-hierarchical-cache '
+        "--hicache-size 48 --page-size 64"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "memory"),
+    [
+        ("srun --mem=868G -N1 python -m sglang.launch_server --model-path m", 868 * GIB),
+        ("srun --mem 4096 bash -c 'python -m sglang.launch_server --model-path m'", 4 * GIB),
+        ("#!/bin/bash\n#SBATCH --mem=100G\nA=1 python -m sglang.launch_server --model-path m", 100 * GIB),
+        ("srun --mem=0 python -m sglang.launch_server --model-path m", None),
+    ],
+)
+def test_slurm(text: str, memory: int | None) -> None:
+    config = parse_launch(text)
+    assert config.container == Container("slurm", memory)
+
+
+def test_systemd() -> None:
+    config = parse_launch(
+        "[Service]\nEnvironment=A=1 'B=2 3'\nMemoryMax=100G\nMemoryHigh=90G\nLimitMEMLOCK=infinity\n"
+        "ExecStart=/usr/bin/python3 -m sglang.launch_server --model-path m \\\n  --tp 8\nRestart=always\n"
+    )
+    assert config.container == Container("systemd", 90 * GIB, memlock_is_unlimited=True)
+    assert (config.tp_size, config.env) == (8, (("A", "1"), ("B", "2 3")))
 
 
 def test_docker_run() -> None:

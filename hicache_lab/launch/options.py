@@ -59,6 +59,8 @@ def read_options(words: Sequence[Word], version: Version | None, *, is_serve: bo
             at += 1
             continue
         spelling, equals, _ = word.text.partition("=")
+        if not spelling.startswith("--") and spelling != "-h":
+            raise UsageError(f"{spelling}: the server knows no option with one hyphen; write -{spelling}")
         resolved = resolve(spelling, version)
         taken = [] if equals else _values(words, at + 1, resolved.flag)
         if resolved.note:

@@ -92,7 +92,7 @@ def render(
 def _prefix(config: LaunchConfig, source: LaunchSource) -> str:
     if not source.prefix:
         return " ".join([*(f"{name}={_quoted(value)}" for name, value in config.env), _PROGRAM])
-    if config.container is not None:
+    if config.container is not None and config.container.runtime != "slurm":
         return source.prefix
     typed = {word.partition("=")[0] for word in shlex.split(source.prefix) if "=" in word}
     exported = [f"{name}={_quoted(value)}" for name, value in config.env if name not in typed]

@@ -65,6 +65,62 @@ def kubernetes_bytes(text: str, what: str) -> int:
     return int(match[1]) * factor if match[1].isdigit() else int(float(match[1]) * factor)
 
 
+def binary_bytes(text: str, what: str, unit: str = "") -> int:
+    """A size whose suffixes are powers of 1024 (systemd, Slurm); ``unit`` is meant where none is written.
+
+    Raises:
+        UsageError: not a size.
+    """
+    match = re.fullmatch(r"(\d+)([kmgt]?)", text.lower())
+    if match is None:
+        raise UsageError(f"{what}: expected a size such as 400G (400 × 2**30 bytes), got {text!r}")
+    return int(match[1]) * _DOCKER[match[2] or unit]
+
+
+def slurm_step(words: Sequence[str]) -> Container | None:
+    """The memory share of ``srun --mem=…`` from the words before the launch; None without one.
+
+    ``--mem=0`` is the whole node and sets no limit.
+    """
+    if not {"srun", "sbatch"} & {word.rpartition("/")[2] for word in words}:
+        return None
+    for index, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option == "--mem":
+            value = value if equals else "".join(words[index + 1 : index + 2])
+            return Container("slurm", memory_bytes=binary_bytes(value, "srun --mem", "m") or None)
+    return None
+
+
+def batch_script(text: str) -> Container | None:
+    """The memory share of a ``#SBATCH --mem=…`` line; None without one."""
+    match = re.search(r"^#SBATCH\s+--mem[= ](\S+)", text, re.MULTILINE)
+    return (
+        Container("slurm", memory_bytes=binary_bytes(match[1], "#SBATCH --mem", "m") or None)
+        if match
+        else None
+    )
+
+
+def systemd_unit(text: str) -> Wrapped | None:
+    """The command, environment and limits of a systemd service; None when the text is none."""
+    command = re.search(r"^ExecStart=[-@:+!]*((?:.*\\\n)*.*)", text, re.MULTILINE)
+    if command is None:
+        return None
+    found = Container("systemd")
+    settings = dict(re.findall(r"^(MemoryMax|MemoryHigh|LimitMEMLOCK)=(\S+)", text, re.MULTILINE))
+    limits = [binary_bytes(v, k) for k, v in settings.items() if k.startswith("Memory") and v != "infinity"]
+    if limits:
+        found = replace(found, memory_bytes=min(limits))
+    if "LimitMEMLOCK" in settings:
+        found = _memlock(found, settings["LimitMEMLOCK"].replace("infinity", "unlimited"))
+    words = [
+        word for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE) for word in shlex.split(line)
+    ]
+    env = tuple((name, value) for name, _, value in (word.partition("=") for word in words))
+    return Wrapped(command[1], (), found, env)
+
+
 def _memlock(container: Container, text: str) -> Container:
     soft = text.rpartition("=")[2].partition(":")[0]
     if soft in {"-1", "unlimited"}:
@@ -101,7 +157,7 @@ def docker_run(words: Sequence[str]) -> DockerRun | None:
             env.append((name, text))
         found = _docker_option(found, option, value)
     # after the options: the image, or for exec the name of a running container
-    image = words[at] if at < len(words) and not is_exec else None
+    image = words[at] if at < len(words) and not is_exec and "compose" not in names[:at] else None
     return DockerRun(replace(found, image=image), tuple(env), at + 1)
 
 
