@@ -365,6 +365,16 @@ def test_stated_available_is_total_without_huge_pages() -> None:
     assert exact.source == "stated" and exact.used_bytes == 4 * GB
 
 
+def test_stated_available_alone_leaves_the_total_unknown() -> None:
+    facts = HostMemory.stated(available_bytes=44_870_000_000)
+    assert (facts.total_bytes, facts.used_bytes, facts.effective_total_bytes) == (None, None, None)
+    assert facts.effective_available_bytes == 44_870_000_000 and not facts.available_is_estimate
+
+
+def test_a_limit_without_its_usage_is_noted() -> None:
+    assert "taken as 0" in HostMemory.stated(total_bytes=5, cgroup_limit_bytes=4).notes[0]
+
+
 def test_stated_cgroup() -> None:
     facts = HostMemory.stated(total_bytes=449 * GB, cgroup_limit_bytes=200 * GB, cgroup_usage_bytes=30 * GB)
     assert facts.effective_available_bytes == 170 * GB
@@ -374,6 +384,7 @@ def test_stated_cgroup() -> None:
 @pytest.mark.parametrize(
     ("facts", "flag"),
     [
+        ({}, "--host-ram or --available"),
         ({"total_bytes": 0}, "--host-ram"),
         ({"total_bytes": 5, "available_bytes": 6}, "--available"),
         ({"total_bytes": 5, "available_bytes": -1}, "--available"),
@@ -392,7 +403,7 @@ def test_contradicting_facts_are_refused(facts: dict[str, int], flag: str) -> No
 def test_a_container_never_gets_more_than_the_host(total: int, limit: int, usage: int) -> None:
     facts = HostMemory.stated(total_bytes=total, cgroup_limit_bytes=limit, cgroup_usage_bytes=usage)
     assert 0 <= facts.effective_available_bytes <= min(total, limit)
-    assert facts.effective_total_bytes <= total
+    assert facts.effective_total_bytes == min(total, limit) or limit >= 2**62
 
 
 # the sampler

@@ -34,7 +34,7 @@ class HostMemory:
     reserved huge pages are not in it. ``source`` says where the facts come from.
     """
 
-    total_bytes: int
+    total_bytes: int | None
     available_bytes: int
     available_is_estimate: bool = False
     free_bytes: int | None = None
@@ -57,7 +57,7 @@ class HostMemory:
     def stated(
         cls,
         *,
-        total_bytes: int,
+        total_bytes: int | None = None,
         available_bytes: int | None = None,
         hugepages_bytes: int = 0,
         cgroup_limit_bytes: int | None = None,
@@ -66,34 +66,40 @@ class HostMemory:
         """Facts the user gave; ``available_bytes`` defaults to total − huge pages, marked as an estimate.
 
         Raises:
-            UsageError: the facts contradict each other.
+            UsageError: the facts contradict each other, or neither total nor available is given.
         """
-        if total_bytes <= 0:
-            raise UsageError(f"--host-ram: expected more than 0 bytes, got {total_bytes}")
-        if not 0 <= hugepages_bytes <= total_bytes:
-            raise UsageError(
-                f"--hugepages: {hugepages_bytes} bytes of huge pages do not fit in {total_bytes} of RAM"
-            )
-        if available_bytes is not None and not 0 <= available_bytes <= total_bytes:
-            raise UsageError(
-                f"--available: {available_bytes} bytes are not between 0 and --host-ram {total_bytes}"
-            )
+        if total_bytes is None and available_bytes is None:
+            raise UsageError("--host-ram or --available: at least one of them is needed, for example 449GB")
+        for flag, value, least in (
+            ("--host-ram", total_bytes, 1),
+            ("--available", available_bytes, 0),
+            ("--hugepages", hugepages_bytes, 0),
+            ("--cgroup-limit", cgroup_limit_bytes, 1),
+            ("--cgroup-usage", cgroup_usage_bytes, 0),
+        ):
+            if value is not None and value < least:
+                raise UsageError(f"{flag}: expected {least} bytes or more, got {value}")
+        for flag, value in (("--available", available_bytes), ("--hugepages", hugepages_bytes)):
+            if total_bytes is not None and value is not None and value > total_bytes:
+                raise UsageError(f"{flag}: {value} bytes are more than --host-ram {total_bytes}")
         if cgroup_usage_bytes is not None and cgroup_limit_bytes is None:
             raise UsageError("--cgroup-usage says nothing without --cgroup-limit")
-        if cgroup_limit_bytes is not None and cgroup_limit_bytes <= 0:
-            raise UsageError(f"--cgroup-limit: expected more than 0 bytes, got {cgroup_limit_bytes}")
-        if (cgroup_usage_bytes or 0) < 0:
-            raise UsageError(f"--cgroup-usage: expected 0 bytes or more, got {cgroup_usage_bytes}")
-        levels: tuple[CgroupLevel, ...] = ()
+        cgroup, notes = None, []
         if cgroup_limit_bytes is not None:
-            levels = (CgroupLevel("stated", "limit", cgroup_limit_bytes, cgroup_usage_bytes or 0),)
+            level = CgroupLevel("stated", "limit", cgroup_limit_bytes, cgroup_usage_bytes or 0)
+            cgroup = CgroupMemory(2, "stated", (level,))
+            if cgroup_usage_bytes is None:
+                notes.append("the container's usage was not stated and is taken as 0")
         return cls(
             total_bytes=total_bytes,
-            available_bytes=total_bytes - hugepages_bytes if available_bytes is None else available_bytes,
+            available_bytes=(total_bytes or 0) - hugepages_bytes
+            if available_bytes is None
+            else available_bytes,
             available_is_estimate=available_bytes is None,
             hugepages_reserved_bytes=hugepages_bytes,
             hugepages_free_bytes=hugepages_bytes,
-            cgroup=CgroupMemory(2, "stated", levels) if levels else None,
+            cgroup=cgroup,
+            notes=tuple(notes),
         )
 
     def container_headroom_bytes(self, *, credit_page_cache: bool) -> int | None:
@@ -112,15 +118,16 @@ class HostMemory:
         return self.available_bytes if headroom is None else min(self.available_bytes, headroom)
 
     @property
-    def effective_total_bytes(self) -> int:
-        """RAM, lowered to the control-group limit that binds."""
+    def effective_total_bytes(self) -> int | None:
+        """RAM, lowered to the control-group limit that binds; None when neither is known."""
         limit = None if self.cgroup is None else self.cgroup.limit_bytes
-        return self.total_bytes if limit is None else min(self.total_bytes, limit)
+        known = [size for size in (self.total_bytes, limit) if size is not None]
+        return min(known, default=None)
 
     @property
-    def used_bytes(self) -> int:
-        """Total minus available."""
-        return self.total_bytes - self.available_bytes
+    def used_bytes(self) -> int | None:
+        """Total minus available, or None when the total is not known."""
+        return None if self.total_bytes is None else self.total_bytes - self.available_bytes
 
     @property
     def swap_used_bytes(self) -> int | None:
