@@ -332,9 +332,7 @@ def test_malformed_huge_pages_are_named(host: Path) -> None:
 
 
 def test_memlock_unlimited(host: Path) -> None:
-    (host / "proc/self/limits").write_text(
-        "Max locked memory         unlimited            unlimited   bytes\n"
-    )
+    (host / "proc/self/limits").write_text("Max locked memory         unlimited            unlimited   bytes\n")
     assert read(host).memlock_is_unlimited
     (host / "proc/self/limits").write_text("Max cpu time unlimited\n")
     facts = read(host)
@@ -365,12 +363,6 @@ def test_stated_available_is_total_without_huge_pages() -> None:
     assert exact.source == "stated" and exact.used_bytes == 4 * GB
 
 
-def test_stated_available_alone_leaves_the_total_unknown() -> None:
-    facts = HostMemory.stated(available_bytes=44_870_000_000)
-    assert (facts.total_bytes, facts.used_bytes, facts.effective_total_bytes) == (None, None, None)
-    assert facts.effective_available_bytes == 44_870_000_000 and not facts.available_is_estimate
-
-
 def test_a_limit_without_its_usage_is_noted() -> None:
     assert "taken as 0" in HostMemory.stated(total_bytes=5, cgroup_limit_bytes=4).notes[0]
 
@@ -384,7 +376,6 @@ def test_stated_cgroup() -> None:
 @pytest.mark.parametrize(
     ("facts", "flag"),
     [
-        ({}, "--host-ram or --available"),
         ({"total_bytes": 0}, "--host-ram"),
         ({"total_bytes": 5, "available_bytes": 6}, "--available"),
         ({"total_bytes": 5, "available_bytes": -1}, "--available"),

@@ -206,9 +206,7 @@ def test_aliases_and_abbreviations(option: str, field: str, value: object) -> No
 def test_an_abbreviation_is_judged_by_the_release() -> None:
     text = "sglang serve m --enable-hi"
     assert parse_launch(text, sglang_version="0.5.9").enable_hierarchical_cache
-    with pytest.raises(
-        UsageError, match=r"--enable-hi: ambiguous.*--enable-hierarchical-cache, --enable-hisparse"
-    ):
+    with pytest.raises(UsageError, match=r"--enable-hi: ambiguous.*--enable-hierarchical-cache, --enable-hisparse"):
         parse_launch(text, sglang_version="0.5.10")
     assert "ambiguous from 0.5.10" in parse_launch(text).notes[0]
 
@@ -232,10 +230,7 @@ def test_an_abbreviation_means_what_argparse_makes_of_it(name: str, data: st.Dat
 
 
 def test_options_without_a_field_are_kept_in_order() -> None:
-    text = (
-        KIMI
-        + """ --trust-remote-code --cuda-graph-bs 1 2 4 --json-model-override-args '{"a": [1, 2]}' --foo x"""
-    )
+    text = KIMI + """ --trust-remote-code --cuda-graph-bs 1 2 4 --json-model-override-args '{"a": [1, 2]}' --foo x"""
     config = parse_launch(text)
     assert config.other == (
         ("--trust-remote-code", None),
@@ -458,9 +453,7 @@ def test_two_servers_of_one_manifest() -> None:
 
 
 def test_yaml_aliases_do_not_multiply() -> None:
-    bomb = "a: &a [x, x]\n" + "".join(
-        f"{c}: &{c} [*{p}, *{p}]\n" for p, c in zip("abcdefgh", "bcdefghi", strict=True)
-    )
+    bomb = "a: &a [x, x]\n" + "".join(f"{c}: &{c} [*{p}, *{p}]\n" for p, c in zip("abcdefgh", "bcdefghi", strict=True))
     with pytest.raises(UsageError, match="no SGLang launch"):
         parse_launch(bomb + "command: *i\n")
 
@@ -718,9 +711,7 @@ def test_a_line_without_a_paste() -> None:
 
 
 def test_a_dump_renders_its_fields() -> None:
-    line = render(
-        parse_server_args((FIXTURES / "server_args_0.5.10.log").read_text()), changes={"hicache_size": 4}
-    )
+    line = render(parse_server_args((FIXTURES / "server_args_0.5.10.log").read_text()), changes={"hicache_size": 4})
     assert "--hicache-size 4" in line and "--hicache-ratio" not in line and "False" not in line
     assert parse_launch(line).tp_size == 2
 
@@ -742,18 +733,16 @@ def test_a_bad_change_is_refused(changes: dict[str, object], message: str) -> No
 
 
 def test_changes_by_option_name() -> None:
-    config = changed(
-        LaunchConfig(model="m", hicache_ratio=2.0), {"--hicache-size": 48, "--enable-hicache": True}
-    )
+    config = changed(LaunchConfig(model="m", hicache_ratio=2.0), {"--hicache-size": 48, "--enable-hicache": True})
     assert (config.hicache_size, config.hicache_ratio, config.enable_hierarchical_cache) == (48, None, True)
     both = changed(config, {"hicache_size": 4, "hicache_ratio": 2.0})
     assert (both.hicache_size, both.hicache_ratio) == (4, 2.0)
     assert changed(both, {"enable_hierarchical_cache": False}).enable_hierarchical_cache is None
 
 
-words = st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12
-).filter(lambda text: not text.startswith("-") and not re.match(r"[\u2012-\u2015\u2212]", text))
+words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12).filter(
+    lambda text: not text.startswith("-") and not re.match(r"[\u2012-\u2015\u2212]", text)
+)
 values = {
     "str": words,
     "int": st.integers(-5, 10**9),
@@ -775,9 +764,7 @@ def configs(draw: st.DrawFn) -> LaunchConfig:
     chosen = draw(st.sets(st.sampled_from(FLAG_FIELDS), max_size=8)) | {"model"}
     given_values = {name: draw(values[FIELD_TYPES[name]]) for name in sorted(chosen)}
     env = draw(st.dictionaries(names, words, max_size=2))
-    return LaunchConfig(
-        **given_values, other=tuple(draw(st.lists(others, max_size=3))), env=tuple(env.items())
-    )
+    return LaunchConfig(**given_values, other=tuple(draw(st.lists(others, max_size=3))), env=tuple(env.items()))
 
 
 @given(configs())

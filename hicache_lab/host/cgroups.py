@@ -74,9 +74,7 @@ class CgroupMemory:
     def binding_level(self, *, credit_page_cache: bool) -> CgroupLevel | None:
         """The level with the least headroom, or None without any limit."""
         real = [level for level in self.levels if not level.is_unlimited]
-        return min(
-            real, key=lambda level: level.headroom_bytes(credit_page_cache=credit_page_cache), default=None
-        )
+        return min(real, key=lambda level: level.headroom_bytes(credit_page_cache=credit_page_cache), default=None)
 
     def headroom_bytes(self, *, credit_page_cache: bool) -> int | None:
         """Bytes until the tightest limit, or None when no group limits the process."""
@@ -219,9 +217,7 @@ def _levels(mounted: _Mounted, *, credit_page_cache: bool) -> Iterator[CgroupLev
             yield CgroupLevel(str(directory), name, limit, usage, cache)
 
 
-def memory_cgroup_headroom(
-    proc_root: Path = PROC, *, credit_page_cache: bool, sys_root: Path = SYS
-) -> int | None:
+def memory_cgroup_headroom(proc_root: Path = PROC, *, credit_page_cache: bool, sys_root: Path = SYS) -> int | None:
     """The cgroup headroom as SGLang computes it before it sizes or checks a host pool.
 
     Source: ``mem_cache/host_memory.py:_cgroup_memory_headroom``; 0.5.21 without, 0.5.22 and later with

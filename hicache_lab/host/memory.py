@@ -34,7 +34,7 @@ class HostMemory:
     reserved huge pages are not in it. ``source`` says where the facts come from.
     """
 
-    total_bytes: int | None
+    total_bytes: int
     available_bytes: int
     available_is_estimate: bool = False
     free_bytes: int | None = None
@@ -57,7 +57,7 @@ class HostMemory:
     def stated(
         cls,
         *,
-        total_bytes: int | None = None,
+        total_bytes: int,
         available_bytes: int | None = None,
         hugepages_bytes: int = 0,
         cgroup_limit_bytes: int | None = None,
@@ -66,10 +66,8 @@ class HostMemory:
         """Facts the user gave; ``available_bytes`` defaults to total − huge pages, marked as an estimate.
 
         Raises:
-            UsageError: the facts contradict each other, or neither total nor available is given.
+            UsageError: the facts contradict each other.
         """
-        if total_bytes is None and available_bytes is None:
-            raise UsageError("--host-ram or --available: at least one of them is needed, for example 449GB")
         for flag, value, least in (
             ("--host-ram", total_bytes, 1),
             ("--available", available_bytes, 0),
@@ -80,7 +78,7 @@ class HostMemory:
             if value is not None and value < least:
                 raise UsageError(f"{flag}: expected {least} bytes or more, got {value}")
         for flag, value in (("--available", available_bytes), ("--hugepages", hugepages_bytes)):
-            if total_bytes is not None and value is not None and value > total_bytes:
+            if value is not None and value > total_bytes:
                 raise UsageError(f"{flag}: {value} bytes are more than --host-ram {total_bytes}")
         if cgroup_usage_bytes is not None and cgroup_limit_bytes is None:
             raise UsageError("--cgroup-usage says nothing without --cgroup-limit")
@@ -92,9 +90,7 @@ class HostMemory:
                 notes.append("the container's usage was not stated and is taken as 0")
         return cls(
             total_bytes=total_bytes,
-            available_bytes=(total_bytes or 0) - hugepages_bytes
-            if available_bytes is None
-            else available_bytes,
+            available_bytes=total_bytes - hugepages_bytes if available_bytes is None else available_bytes,
             available_is_estimate=available_bytes is None,
             hugepages_reserved_bytes=hugepages_bytes,
             hugepages_free_bytes=hugepages_bytes,
@@ -104,9 +100,7 @@ class HostMemory:
 
     def container_headroom_bytes(self, *, credit_page_cache: bool) -> int | None:
         """Bytes until the tightest control-group limit, or None without a limit."""
-        return (
-            None if self.cgroup is None else self.cgroup.headroom_bytes(credit_page_cache=credit_page_cache)
-        )
+        return None if self.cgroup is None else self.cgroup.headroom_bytes(credit_page_cache=credit_page_cache)
 
     @property
     def effective_available_bytes(self) -> int:
@@ -118,16 +112,15 @@ class HostMemory:
         return self.available_bytes if headroom is None else min(self.available_bytes, headroom)
 
     @property
-    def effective_total_bytes(self) -> int | None:
-        """RAM, lowered to the control-group limit that binds; None when neither is known."""
+    def effective_total_bytes(self) -> int:
+        """RAM, lowered to the control-group limit that binds."""
         limit = None if self.cgroup is None else self.cgroup.limit_bytes
-        known = [size for size in (self.total_bytes, limit) if size is not None]
-        return min(known, default=None)
+        return self.total_bytes if limit is None else min(self.total_bytes, limit)
 
     @property
-    def used_bytes(self) -> int | None:
-        """Total minus available, or None when the total is not known."""
-        return None if self.total_bytes is None else self.total_bytes - self.available_bytes
+    def used_bytes(self) -> int:
+        """Total minus available."""
+        return self.total_bytes - self.available_bytes
 
     @property
     def swap_used_bytes(self) -> int | None:

@@ -74,9 +74,7 @@ def parse_launch(
     distinct = list(dict.fromkeys(found))
     if len(distinct) > 1:
         lines = "; ".join(f"{i}: {_short(one)}" for i, one in enumerate(distinct, 1))
-        raise UsageError(
-            f"{len(distinct)} different SGLang launches in this text; give one of them ({lines})"
-        )
+        raise UsageError(f"{len(distinct)} different SGLang launches in this text; give one of them ({lines})")
     return distinct[0]
 
 
@@ -100,18 +98,14 @@ def parse_launches(
     notes: list[str] = []
     if isinstance(text, str):
         if len(text) > _LONGEST:
-            raise UsageError(
-                f"a launch of {len(text):,} characters? give the launch itself (to {_LONGEST:,})"
-            )
+            raise UsageError(f"a launch of {len(text):,} characters? give the launch itself (to {_LONGEST:,})")
         cleaned, notes = clean_paste(text)
         found = _in_text(cleaned, known)
     else:
         found = _in_words(_plain_words(text), known)
     if not found:
         raise UsageError(_nothing_found(text if isinstance(text, str) else shlex.join(text)))
-    return tuple(
-        replace(_config(one, version, base_dir, notes), sglang_version=sglang_version) for one in found
-    )
+    return tuple(replace(_config(one, version, base_dir, notes), sglang_version=sglang_version) for one in found)
 
 
 def _in_text(text: str, variables: Mapping[str, str]) -> list[_Found]:
@@ -257,9 +251,7 @@ def _bare_arguments(words: list[Word]) -> list[_Found]:
     return [_Found(_plain_words(["python", "-m", "sglang.launch_server"]), words)]
 
 
-def _config(
-    found: _Found, version: Version | None, base_dir: Path | None, notes: Sequence[str]
-) -> LaunchConfig:
+def _config(found: _Found, version: Version | None, base_dir: Path | None, notes: Sequence[str]) -> LaunchConfig:
     options = read_options(found.options, version, is_serve=found.is_serve)
     merge_config_file(options, base_dir)
     return LaunchConfig(

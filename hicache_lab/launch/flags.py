@@ -78,9 +78,7 @@ def _periods(entry: dict[str, list[dict[str, object]]]) -> tuple[Period, ...]:
     found = []
     for row in rows:
         choices = row.get("choices")
-        found.append(
-            Period(str(row["since"]), row["default"], tuple(choices) if isinstance(choices, list) else None)
-        )
+        found.append(Period(str(row["since"]), row["default"], tuple(choices) if isinstance(choices, list) else None))
     return tuple(found)
 
 
@@ -102,9 +100,7 @@ def _table() -> tuple[tuple[str, ...], dict[str, Flag]]:
         }
         return tuple(raw["releases"]), flags
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path}: not the table of SGLang options that ships with hicache_lab: {error!r}"
-        ) from error
+        raise InputError(f"{path}: not the table of SGLang options that ships with hicache_lab: {error!r}") from error
 
 
 def known_flags() -> dict[str, Flag]:
@@ -162,15 +158,9 @@ def _abbreviated(spelling: str, version: Version | None) -> Resolved | None:
         return None
     dest = _SHORT_FORMS.get(spelling) or (unique.pop() if len(unique) == 1 else None)
     if dest is None:
-        names = sorted(
-            found if version is None else {n for n in found if known_flags()[n].exists_in(version)}
-        )
+        names = sorted(found if version is None else {n for n in found if known_flags()[n].exists_in(version)})
         if not names:
-            return (
-                Resolved(_by_dest(known_flags()[sorted(found)[0]].dest, spelling))
-                if len(found) == 1
-                else None
-            )
+            return Resolved(_by_dest(known_flags()[sorted(found)[0]].dest, spelling)) if len(found) == 1 else None
         raise UsageError(
             f"{spelling}: ambiguous, the server refuses it; it could be {', '.join(names[:8])}"
             f"{' …' if len(names) > 8 else ''}; write the whole name"
@@ -240,9 +230,7 @@ def flags_unknown_to(config: LaunchConfig, version: str) -> tuple[Rejection, ...
         if flag is None:
             found.append(Rejection(name, f"{name} is in none of the releases {_span()}"))
         elif not flag.exists_in(asked) and _prefixed(name, asked) != {flag.dest}:
-            found.append(
-                Rejection(name, f"{name} does not exist in {version}; releases that have it: {flag.history}")
-            )
+            found.append(Rejection(name, f"{name} does not exist in {version}; releases that have it: {flag.history}"))
     return tuple(found)
 
 
@@ -285,7 +273,5 @@ def _spelling_refused(spelling: str, values: tuple[str, ...], version: str) -> l
             return [Rejection(spelling, f"{spelling}: ambiguous in {version}; write the whole name")]
         return []
     if exact.si_since and asked < _version(exact.si_since) and values and not values[0].strip().isdigit():
-        return [
-            Rejection(spelling, f"{spelling} {values[0]}: only {exact.si_since} and later read such a suffix")
-        ]
+        return [Rejection(spelling, f"{spelling} {values[0]}: only {exact.si_since} and later read such a suffix")]
     return []

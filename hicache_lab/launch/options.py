@@ -94,9 +94,7 @@ def _positional(options: Options, word: Word, *, is_serve: bool) -> None:
         return
     last = options.tokens[-1].spelling if options.tokens else "the launch"
     if word.raw.startswith("\\ "):
-        raise UsageError(
-            f"after {last}: a backslash before a blank does not continue the line; delete the blank"
-        )
+        raise UsageError(f"after {last}: a backslash before a blank does not continue the line; delete the blank")
     raise UsageError(f"{word.text!r} after {last} belongs to no option; the server refuses to start with it")
 
 
@@ -133,9 +131,7 @@ def _option(options: Options, flag: Flag | None, word: Word, taken: Sequence[Wor
 
 def _check_count(spelling: str, flag: Flag, values: tuple[str, ...], *, has_inline: bool) -> None:
     if flag.arity == "0" and has_inline:
-        raise UsageError(
-            f"{spelling}={values[0]}: {flag.name} is a switch and takes no value; write {flag.name} alone"
-        )
+        raise UsageError(f"{spelling}={values[0]}: {flag.name} is a switch and takes no value; write {flag.name} alone")
     if flag.arity in {"1", "+"} and not values:
         raise UsageError(f"{spelling}: expected a value, got nothing")
 

@@ -61,9 +61,7 @@ def _checked(field: str, value: Any) -> Any:
     return typed_value(field, str(value), flag_of(field))
 
 
-def render(
-    config: LaunchConfig, *, changes: Mapping[str, Any] | None = None, multiline: bool | None = None
-) -> str:
+def render(config: LaunchConfig, *, changes: Mapping[str, Any] | None = None, multiline: bool | None = None) -> str:
     """The launch line of a configuration, quoted for a shell.
 
     Tokens that were pasted keep their spelling, quotes, order and line breaks; what differs is changed in

@@ -21,9 +21,7 @@ _DOCKER = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
 _KUBERNETES = {
     "": 1, "k": KB, "M": MB, "G": GB, "T": TB, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB,
 }  # fmt: skip
-_LOOKS_YAML = re.compile(
-    r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M
-)
+_LOOKS_YAML = re.compile(r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M)
 # docker run's options that take the next word as their value
 _DOCKER_VALUED = re.compile(
     r"-[acehlmpuvw]|--(?:"
@@ -95,11 +93,7 @@ def slurm_step(words: Sequence[str]) -> Container | None:
 def batch_script(text: str) -> Container | None:
     """The memory share of a ``#SBATCH --mem=…`` line; None without one."""
     match = re.search(r"^#SBATCH\s+--mem[= ](\S+)", text, re.MULTILINE)
-    return (
-        Container("slurm", memory_bytes=binary_bytes(match[1], "#SBATCH --mem", "m") or None)
-        if match
-        else None
-    )
+    return Container("slurm", memory_bytes=binary_bytes(match[1], "#SBATCH --mem", "m") or None) if match else None
 
 
 def systemd_unit(text: str) -> Wrapped | None:
@@ -114,9 +108,7 @@ def systemd_unit(text: str) -> Wrapped | None:
         found = replace(found, memory_bytes=min(limits))
     if "LimitMEMLOCK" in settings:
         found = _memlock(found, settings["LimitMEMLOCK"].replace("infinity", "unlimited"))
-    words = [
-        word for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE) for word in shlex.split(line)
-    ]
+    words = [word for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE) for word in shlex.split(line)]
     env = tuple((name, value) for name, _, value in (word.partition("=") for word in words))
     return Wrapped(command[1], (), found, env)
 
@@ -218,9 +210,7 @@ def _nodes(document: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
             if "containers" in node:
                 pod = node
             yield node, pod
-            pending.extend(
-                (value, pod) for value in reversed(node.values()) if isinstance(value, dict | list)
-            )
+            pending.extend((value, pod) for value in reversed(node.values()) if isinstance(value, dict | list))
         elif isinstance(node, list):
             pending.extend((value, pod) for value in reversed(node) if isinstance(value, dict | list))
 
@@ -285,9 +275,7 @@ def _facts(node: dict[str, Any], pod: dict[str, Any]) -> Container:
     if soft is not None:
         found = _memlock(found, str(soft))
     ipc = node.get("ipc")
-    return replace(
-        found, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True
-    )
+    return replace(found, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True)
 
 
 def _shared_memory(found: Container, node: dict[str, Any], pod: dict[str, Any]) -> Container:
