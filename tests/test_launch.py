@@ -145,6 +145,11 @@ def test_a_bad_paste_is_refused_with_what_is_wrong(text: str, message: str) -> N
         parse_launch(text)
 
 
+def test_an_unreplaced_variable_among_words_is_named() -> None:
+    with pytest.raises(UsageError, match=r"--tp: .*'\$TP', a variable that nothing has replaced"):
+        parse_launch(["sglang", "serve", "m", "--tp", "$TP"])
+
+
 def test_the_same_launch_twice_is_one() -> None:
     assert parse_launch(f"{KIMI}\n{KIMI}").tp_size == 8
     assert len(parse_launches(f"{KIMI}\n{KIMI} --page-size 64")) == 2

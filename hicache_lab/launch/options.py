@@ -170,7 +170,8 @@ def typed_value(target: str, text: str | None, flag: str) -> Any:
     number = _integer(text, target) if kind == "int" else _number(text)
     if number is None:
         expected = "a whole number" if kind == "int" else "a finite number"
-        raise UsageError(f"{flag}: expected {expected}, got {text!r}")
+        hint = ", a variable that nothing has replaced" if re.search(r"\$\w|\$\{|%\w+%", text) else ""
+        raise UsageError(f"{flag}: expected {expected}, got {text!r}{hint}")
     return number
 
 
