@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from hicache_lab.launch import LaunchConfig
 from hicache_lab.preflight.verdict import Answer, Question, assess
 from hicache_lab.releases import rules_for
 from hicache_lab.units import GB
@@ -28,14 +29,19 @@ class Advice:
     ratio_answer: Answer | None = None
 
 
+def _sized(question: Question, size_gb: int | None, ratio: float | None) -> LaunchConfig:
+    # what was typed no longer stands for these flags
+    return replace(question.config, hicache_size=size_gb, hicache_ratio=ratio, source=None)
+
+
 def with_size(question: Question, size_gb: int) -> Question:
     """The same launch with --hicache-size and without --hicache-ratio."""
-    return replace(question, config=replace(question.config, hicache_size=size_gb, hicache_ratio=None))
+    return replace(question, config=_sized(question, size_gb, None))
 
 
 def with_ratio(question: Question, ratio: float) -> Question:
     """The same launch with --hicache-ratio and without --hicache-size."""
-    return replace(question, config=replace(question.config, hicache_size=None, hicache_ratio=ratio))
+    return replace(question, config=_sized(question, None, ratio))
 
 
 def with_release(question: Question, version: str) -> Question:
