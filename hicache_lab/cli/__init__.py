@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "max": ("capacity", "the largest safe --hicache-size and --hicache-ratio"),
     "vectors": ("records", "replay recorded sizing vectors and report mismatches"),
     "verdicts": ("records", "replay recorded cases and report verdicts and misses"),
+    "run": ("running", "run notebooks headless, each into a folder with its HTML and result.json"),
 }
 
 
