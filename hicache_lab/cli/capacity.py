@@ -114,7 +114,8 @@ def _pasted(args: argparse.Namespace) -> str | list[str]:
 
 def _config(command: str, args: argparse.Namespace) -> LaunchConfig:
     if command == "preflight":
-        return parse_launch(_pasted(args))
+        folder = Path(args.source).resolve().parent if args.source not in (None, "-") else Path.cwd()
+        return parse_launch(_pasted(args), sglang_version=args.sglang_version, base_dir=folder)
     model = "inline" if args.model.lstrip().startswith("{") else args.model
     config = parse_launch(["python", "-m", "sglang.launch_server", "--model-path", model, *args.rest])
     # plan answers for given flags, not for a line that was pasted: nothing is refused for how it is spelt
@@ -275,9 +276,10 @@ def run(command: str, args: argparse.Namespace) -> int:
     question, config, notes = _question(command, args)
     if command == "max":
         return _maximum(question, args)
-    if command == "preflight" and not config.enable_hierarchical_cache:
-        return _switched_off(args, notes)
     answer = assess(question)
+    refused_flag = answer.refusal is not None and answer.refusal.error == "argparse"
+    if command == "preflight" and not config.enable_hierarchical_cache and not refused_flag:
+        return _switched_off(args, notes)
     advice = advise(question)
     extra: dict[str, Any] = {}
     if command == "preflight":

@@ -18,7 +18,7 @@ _MOST_RATIO = 1000
 class Advice:
     """The largest settings with a verdict no worse than asked for; None where none is.
 
-    ``size_gb`` is GB (1e9) per rank and a whole number, as the flag wants it; ``*_bytes`` are the host's total.
+    ``size_gb`` is GB (1e9) per rank and a whole number, as the flag wants it; ``*_bytes`` is what the host really gives.
     """
 
     size_gb: int | None
@@ -29,14 +29,19 @@ class Advice:
     ratio_answer: Answer | None = None
 
 
+def _sized(question: Question, size_gb: int | None, ratio: float | None) -> LaunchConfig:
+    # what was typed no longer stands for these flags
+    return replace(question.config, hicache_size=size_gb, hicache_ratio=ratio, source=None)
+
+
 def with_size(question: Question, size_gb: int) -> Question:
     """The same launch with --hicache-size and without --hicache-ratio."""
-    return replace(question, config=replace(question.config, hicache_size=size_gb, hicache_ratio=None))
+    return replace(question, config=_sized(question, size_gb, None))
 
 
 def with_ratio(question: Question, ratio: float) -> Question:
     """The same launch with --hicache-ratio and without --hicache-size."""
-    return replace(question, config=replace(question.config, hicache_size=None, hicache_ratio=ratio))
+    return replace(question, config=_sized(question, None, ratio))
 
 
 def with_release(question: Question, version: str) -> Question:
@@ -105,9 +110,9 @@ def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advi
         ratios = _largest(lambda n: assess(with_ratio(question, n / _RATIO_STEP)), accepted, most, 2 * _RATIO_STEP)
     return Advice(
         size_gb=int(sizes.size_gb) if sizes else None,
-        size_bytes=sizes.host_bytes if sizes else None,
+        size_bytes=sizes.resident_bytes if sizes else None,
         ratio=ratios.ratio if ratios else None,
-        ratio_bytes=ratios.host_bytes if ratios else None,
+        ratio_bytes=ratios.resident_bytes if ratios else None,
         size_answer=sizes,
         ratio_answer=ratios,
     )

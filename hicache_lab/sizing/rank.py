@@ -127,12 +127,14 @@ class _Group:
     bytes_per_token: int
     device_tokens: int
     layers: int
+    padding_tokens: int
     taken_per_token: int | None = None
     draft_layers: int = 0
 
     @property
     def device_bytes(self) -> int:
-        return self.bytes_per_token * self.device_tokens
+        """Bytes of the device buffers: they have one page (one slot) of padding more than tokens."""
+        return self.bytes_per_token * (self.device_tokens + self.padding_tokens)
 
 
 class RankPlanner:
@@ -301,6 +303,7 @@ class RankPlanner:
             row + (self._index_row * layers if inside else 0),
             tokens,
             layers,
+            self.page_size,
             taken,
             packed,
         )
@@ -308,12 +311,19 @@ class RankPlanner:
         if self.swa_pool:
             sliding = sum(layer == "swa" for layer in self.layers)
             found.append(
-                _Group("swa", "mha", self._head_row(self.geometry, "swa", sliding), self._swa_tokens(), sliding)
+                _Group(
+                    "swa",
+                    "mha",
+                    self._head_row(self.geometry, "swa", sliding),
+                    self._swa_tokens(),
+                    sliding,
+                    self.page_size,
+                )
             )
         linear = sum(layer == "linear" for layer in self.layers)
         if linear and self.geometry.state is not None:
             slot = self.geometry.state.slot_bytes_per_layer(self.config.attn_tp_size) * linear
-            found.append(_Group("mamba", "mamba", slot, self._mamba_slots(slot, anchor), linear))
+            found.append(_Group("mamba", "mamba", slot, self._mamba_slots(slot, anchor), linear, 1))
         return tuple(found)
 
     def _swa_tokens(self) -> int:
@@ -344,7 +354,8 @@ class RankPlanner:
             return None
         total = sum(group.device_bytes for group in self.groups)
         if self.rules.indexer == "sidecar" and self._index_row:
-            total += self._index_row * (self._indexer_layers() + self.packed_layers) * self.device_tokens
+            layers = self._indexer_layers() + self.packed_layers
+            total += self._index_row * layers * (self.device_tokens + self.page_size)
         return total
 
     # -- the answer -----------------------------------------------------------------------------------------
