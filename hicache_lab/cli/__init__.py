@@ -17,6 +17,10 @@ from hicache_lab.errors import HicacheLabError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module below hicache_lab.cli, one line of help)
+    "server": (
+        "servers",
+        "a real SGLang with HiCache on this machine's CPU: install, start, stop, status, logs",
+    ),
 }
 
 
