@@ -349,7 +349,9 @@ def health(port: int, timeout_seconds: float = 10.0) -> int | None:
         connection.close()
 
 
-_REASON = re.compile(r"^(?:\[[^]]*\] )?(\w*(?:Error|Exception)): .+|^.*launch_server\.py: error: .+")
+_REASON = re.compile(
+    r"^(?:\[[^]]*\] )?[\w.]*(?:Error|Exception|NeedsGpu): .+|^.*launch_server\.py: error: .+"
+)
 
 
 def _why_it_ended(server: Server, lines: Sequence[str], what: str) -> str:

@@ -121,6 +121,8 @@ KNOWN: dict[str, dict[str, Any]] = {
         "tensor": type("tensor", (), {}),
         "dtype": type("dtype", (), {}),
     },
+    # no compilation hooks, as in the builds of triton that lack them: 0.5.23 asks before it registers one
+    "triton.knobs": {"runtime": types.SimpleNamespace(), "compilation": types.SimpleNamespace()},
     "triton.runtime": {"driver": _NoDriver()},
     "triton.runtime.jit": {"JITFunction": Kernel, "KernelInterface": Kernel},
 }
