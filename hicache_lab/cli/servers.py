@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from http import HTTPStatus
 from pathlib import Path
 
 from hicache_lab import cpuserver
@@ -24,11 +25,11 @@ examples:
   hicache-lab run notebooks/06_server_run.ipynb -p base_url=http://127.0.0.1:PORT
   hicache-lab server stop --name old
 
-Everything after -- goes to SGLang as it is. The server listens on loopback only; its throughput and latency say nothing
-about a GPU, its pools, guards, logs and counters are the real ones."""
+Everything after -- goes to SGLang as it is. The server listens on loopback only; its throughput and latency
+say nothing about a GPU, its pools, guards, logs and counters are the real ones."""
 
 
-def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     """The five actions."""
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -37,7 +38,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
         "install": (_install_arguments, "install a pinned release into an environment of its own"),
         "start": (_start_arguments, "start a server and wait until it is ready"),
         "stop": (_stop_arguments, "stop a server (TERM, then KILL, its own processes only)"),
-        "status": (lambda sub: None, "list the running servers"),
+        "status": (_no_arguments, "list the running servers"),
         "logs": (_logs_arguments, "print a server's log"),
     }
     for name, (add, line) in adders.items():
@@ -51,6 +52,10 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
         )
         sub.add_argument("--json", action="store_true", help="print the result as JSON")
         add(sub)
+
+
+def _no_arguments(_sub: argparse.ArgumentParser) -> None:
+    """Only the common ones."""
 
 
 def _release_argument(sub: argparse.ArgumentParser) -> None:
@@ -71,7 +76,7 @@ def _install_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="URL",
         action="append",
         default=[],
-        help="an extra package index for pip; https://download.pytorch.org/whl/cpu saves the CUDA wheels of torch",
+        help="an extra index for pip; https://download.pytorch.org/whl/cpu spares you torch's CUDA wheels",
     )
 
 
@@ -122,7 +127,7 @@ def _logs_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--follow", action="store_true", help="go on printing until Ctrl-C")
 
 
-def run(command: str, args: argparse.Namespace) -> int:
+def run(_command: str, args: argparse.Namespace) -> int:
     """Run one action; 0 when it did what it says, 3 from ``status`` when nothing runs."""
     actions: dict[str, Callable[[argparse.Namespace], int]] = {
         "install": _install,
@@ -145,9 +150,8 @@ def _install(args: argparse.Namespace) -> int:
         print(json.dumps({**asdict(done), "path": str(done.path), "reused": before is not None}))
     else:
         how = "already installed" if before else f"installed in {done.install_seconds:.0f} s"
-        print(
-            f"SGLang {done.release} {how}: {done.path} (Python {done.python_version}, torch {done.torch_version})"
-        )
+        versions = f"Python {done.python_version}, torch {done.torch_version}"
+        print(f"SGLang {done.release} {how}: {done.path} ({versions})")
     return 0
 
 
@@ -172,7 +176,7 @@ def _start(args: argparse.Namespace) -> int:
             home_dir=args.home,
             environment=environment,
             timeout_seconds=args.timeout,
-            progress=lambda seconds, text: line.show(text),
+            progress=lambda _seconds, text: line.show(text),
         )
     if args.json:
         print(json.dumps(_as_json(server)))
@@ -208,7 +212,7 @@ def _status(args: argparse.Namespace) -> int:
         return 0 if servers else 3
     for s in servers:
         code = health(s.port)
-        state = "ready" if code == 200 else f"not ready (/health: {code or 'no answer'})"  # noqa: PLR2004 - HTTP OK
+        state = "ready" if code == HTTPStatus.OK else f"not ready (/health: {code or 'no answer'})"
         print(f"{s.name}: SGLang {s.release} {s.model} tp {s.tp_size} at {s.base_url}, pid {s.pid}, {state}")
     if not servers:
         print("no server runs; start one with: hicache-lab server start")

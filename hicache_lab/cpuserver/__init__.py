@@ -1,15 +1,16 @@
 """A real SGLang server, with HiCache, on a machine without a GPU.
 
-``environment`` installs a pinned release into a virtual environment of its own, ``tinymodels`` makes two small models
-with seeded weights, ``process`` starts, watches and stops the server; ``standins`` is what the server's interpreter
-loads in place of GPU-only packages. SGLang itself runs unmodified, so its host pools, guards, logs and counters are
-the real ones. Its throughput and latency say nothing about a GPU.
+``environment`` installs a pinned release into a virtual environment of its own, ``tinymodels`` makes two
+small models with seeded weights, ``spec`` says what to start, ``process`` starts, watches and stops it;
+``standins`` is what the server's interpreter loads in place of GPU-only packages. SGLang itself runs unmodified, so its host pools,
+guards, logs and counters are the real ones. Its throughput and latency say nothing about a GPU.
 """
 
 from __future__ import annotations
 
 from hicache_lab.cpuserver.environment import RELEASES, Environment, install, installed
-from hicache_lab.cpuserver.process import Launch, Server, logs, start, status, stop
+from hicache_lab.cpuserver.process import Server, Stopped, logs, start, status, stop
+from hicache_lab.cpuserver.spec import Launch
 from hicache_lab.cpuserver.tinymodels import TINY_MODELS, make_models, model_config
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Environment",
     "Launch",
     "Server",
+    "Stopped",
     "install",
     "installed",
     "logs",

@@ -1,4 +1,4 @@
-"""The server's own virtual environment: pinned, installed atomically, found again by the content of its pins."""
+"""The server's own virtual environment: pinned, installed atomically, found again by its pins' hash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hicache_lab.cpuserver.home import built_aside, home
 from hicache_lab.errors import HostError, UsageError
-from hicache_lab.units import GB
+from hicache_lab.units import GB, format_gb
 
 RELEASES = ("0.5.10", "0.5.23")
 DISK_NEEDED_BYTES = 4 * GB  # 1.7 GB installed, and as much again while wheels are unpacked
@@ -59,7 +59,7 @@ def requirements(release: str) -> tuple[str, ...]:
     """
     if release not in RELEASES:
         raise UsageError(
-            f"--release: expected one of {', '.join(RELEASES)} (those run here without a GPU), got {release!r}; "
+            f"--release: expected one of {', '.join(RELEASES)} (they run without a GPU), got {release!r}; "
             f"to measure another release, point base_url at a server that already runs it"
         )
     lines = (_HERE / f"requirements-{release}.txt").read_text().splitlines()
@@ -77,7 +77,7 @@ def install(
     home_dir: Path | None = None,
     python: str | None = None,
     index_arguments: Sequence[str] = (),
-    progress: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda _line: None,
 ) -> Environment:
     """Install a release into its own environment; instant when the same pins are already there.
 
@@ -106,8 +106,8 @@ def install(
     free_bytes = shutil.disk_usage(root).free
     if free_bytes < DISK_NEEDED_BYTES:
         raise HostError(
-            f"server install: {free_bytes / GB:.1f} GB free at {root}, {DISK_NEEDED_BYTES / GB:.1f} GB needed; "
-            f"free some or choose another folder with --home"
+            f"server install: {format_gb(free_bytes)} free in {root}, {format_gb(DISK_NEEDED_BYTES)} needed: "
+            f"make room or choose another folder with --home"
         )
     started = time.monotonic()
     with built_aside(target) as aside:

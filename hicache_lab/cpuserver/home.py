@@ -1,4 +1,4 @@
-"""Where the CPU server keeps its environments, models, state and logs: outside the package and its environment."""
+"""Where the CPU server keeps its environments, models, state and logs: outside the package."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def home(override: Path | str | None = None, environ: Mapping[str, str] = os.env
         environ: where ``HICACHE_LAB_HOME`` and ``XDG_CACHE_HOME`` are looked up.
 
     Returns:
-        ``override``, else ``$HICACHE_LAB_HOME``, else ``$XDG_CACHE_HOME/hicache_lab``, else ``~/.cache/hicache_lab``;
-        absolute, not necessarily existing.
+        ``override``, else ``$HICACHE_LAB_HOME``, else ``$XDG_CACHE_HOME/hicache_lab``, else
+        ``~/.cache/hicache_lab``; absolute, not necessarily existing.
     """
     if override is not None:
         return Path(override).expanduser().absolute()
@@ -36,8 +36,8 @@ def home(override: Path | str | None = None, environ: Mapping[str, str] = os.env
 def built_aside(target: Path) -> Iterator[Path]:
     """A folder to fill that becomes ``target`` in one rename, or disappears if the filling fails.
 
-    Folders that a killed process left behind are removed first. If another process finished ``target`` meanwhile, its
-    result is kept and ours is dropped.
+    Folders that a killed process left behind are removed first. If another process finished ``target``
+    meanwhile, its result is kept and ours is dropped.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for leftover in target.parent.glob(f".{target.name}.partial-*"):

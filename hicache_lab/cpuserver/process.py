@@ -1,4 +1,4 @@
-"""Start, watch and stop the CPU server: one process group per named server, found again through a state file."""
+"""Start, watch and stop the CPU server: one process group per name, found again through a state file."""
 
 from __future__ import annotations
 
@@ -14,130 +14,20 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from hicache_lab.cpuserver.environment import Environment, install
 from hicache_lab.cpuserver.home import home
+from hicache_lab.cpuserver.spec import HOST, Launch, checked_name
 from hicache_lab.cpuserver.tinymodels import TINY_MODELS, make_models
 from hicache_lab.errors import HostError, ServerError, UsageError
-from hicache_lab.units import GIB
 
-HOST = "127.0.0.1"
 READY_TIMEOUT_SECONDS = 420.0
 TERM_SECONDS = 15.0
 KILL_SECONDS = 10.0
-_STANDINS = Path(__file__).with_name("standins")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-# what an unmodified SGLang needs to run without a GPU
-_CPU_FLAGS = (
-    ("--device", "cpu"),
-    ("--attention-backend", "torch_native"),
-    ("--sampling-backend", "pytorch"),
-    ("--grammar-backend", "none"),
-    ("--disable-overlap-schedule",),
-)
-# a small server that shows its tiers; each gives way to the same flag from the user
-_DEFAULT_FLAGS = (
-    ("--context-length", "4096"),
-    ("--max-total-tokens", "2048"),
-    ("--decode-log-interval", "10"),
-    ("--enable-metrics",),
-    ("--enable-cache-report",),
-)
-_HICACHE_FLAGS = (("--enable-hierarchical-cache",), ("--hicache-ratio", "4"))
-_SIZE_FLAGS = frozenset({"--hicache-ratio", "--hicache-size"})
-# flags that this module decides, with what to use instead
-_RESERVED = {
-    "--host": "the server listens on loopback only",
-    "--port": "use --port before the double dash",
-    "--model": "use --model before the double dash",
-    "--model-path": "use --model before the double dash",
-    "--tp": "use --tp-size before the double dash",
-    "--tp-size": "use --tp-size before the double dash",
-    "--tensor-parallel-size": "use --tp-size before the double dash",
-    "--nnodes": "this is one machine",
-    "--dist-init-addr": "this is one machine",
-    "--api-key": "the server is reachable from this machine only, and SGLang would write the key into its log",
-    "--admin-api-key": "the server is reachable from this machine only, and SGLang would write the key into its log",
-    "--config": "give the flags themselves, so that the run records them",
-} | {flag[0]: "a machine without a GPU needs this setting" for flag in _CPU_FLAGS}
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What to start.
-
-    Attributes:
-        release: one of ``RELEASES``.
-        model: a tiny model's name, or the path of a model folder.
-        tp_size: tensor-parallel ranks, one core each.
-        flags: SGLang's own flags, passed through as typed.
-        hicache: with ``--enable-hierarchical-cache --hicache-ratio 4`` unless ``flags`` say otherwise.
-        port: None picks a free one.
-        name: the server's name in the state folder.
-        resident: make host pages resident as pinning would (fills real memory).
-        floor_bytes: ``resident`` stops before less than this stays available.
-        copies: False is the negative control: host↔device copies do nothing.
-    """
-
-    release: str
-    model: str = "tiny-llama"
-    tp_size: int = 1
-    flags: tuple[str, ...] = ()
-    hicache: bool = True
-    port: int | None = None
-    name: str = "default"
-    resident: bool = False
-    floor_bytes: int = 4 * GIB
-    copies: bool = True
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise UsageError(f"--name: expected letters, digits, '.', '_' or '-', got {self.name!r}")
-        cores = os.cpu_count() or 1
-        if not 1 <= self.tp_size <= cores:
-            raise UsageError(f"--tp-size: expected 1 to {cores} (one core a rank), got {self.tp_size}")
-        if self.port is not None and not 1024 <= self.port <= 65535:
-            raise UsageError(f"--port: expected 1024 to 65535, got {self.port}")
-        for word in self.flags:
-            flag = word.partition("=")[0]
-            if flag in _RESERVED:
-                raise UsageError(f"{flag}: not passed through: {_RESERVED[flag]}")
-
-    @property
-    def sglang_flags(self) -> tuple[str, ...]:
-        """The complete flags, without model, ranks and port; a flag of the user replaces our default of that name."""
-        given = {word.partition("=")[0] for word in self.flags if word.startswith("--")}
-        if given & _SIZE_FLAGS:
-            given |= _SIZE_FLAGS
-        defaults = _DEFAULT_FLAGS + (_HICACHE_FLAGS if self.hicache else ())
-        words = [word for flag in _CPU_FLAGS for word in flag]
-        words += [word for flag in defaults if flag[0] not in given for word in flag]
-        return (*words, *self.flags)
-
-    def environ(self) -> dict[str, str]:
-        """The server's environment variables."""
-        drop = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "SGLANG_CPU_OMP_THREADS_BIND"}
-        environ = {name: value for name, value in os.environ.items() if name not in drop}
-        environ |= {
-            "PYTHONPATH": str(_STANDINS),
-            "PYTHONUNBUFFERED": "1",
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "TORCHDYNAMO_DISABLE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "HICACHE_LAB_RESIDENT": "1" if self.resident else "0",
-            "HICACHE_LAB_FLOOR_BYTES": str(self.floor_bytes),
-            "HICACHE_LAB_NO_COPY": "0" if self.copies else "1",
-        }
-        if self.tp_size > 1:  # one core a rank; SGLang refuses the variable for a single rank
-            environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(self.tp_size)))
-        return environ
 
 
 @dataclass(frozen=True)
@@ -165,7 +55,7 @@ class Server:
     command: tuple[str, ...]
     log_path: Path
     started_unix_s: float
-    ready_seconds: float | None = field(default=None)
+    ready_seconds: float | None = None
 
     @property
     def base_url(self) -> str:
@@ -197,7 +87,7 @@ def start(
     home_dir: Path | None = None,
     environment: Environment | None = None,
     timeout_seconds: float = READY_TIMEOUT_SECONDS,
-    progress: Callable[[float, str], None] = lambda seconds, line: None,
+    progress: Callable[[float, str], None] = lambda _seconds, _line: None,
 ) -> Server:
     """Start a server and wait until /health answers 200.
 
@@ -232,7 +122,7 @@ def start(
             _end(server)
             (folder / "state.json").unlink(missing_ok=True)
             raise
-        server = Server(**{**_plain(server), "ready_seconds": ready})
+        server = replace(server, ready_seconds=ready)
         _write_state(folder, server)
         return server
 
@@ -283,7 +173,16 @@ def _spawn(launch: Launch, environment: Environment, folder: Path, models: Path)
             tiny = ", ".join(TINY_MODELS)
             raise UsageError(f"--model: expected {tiny} or a folder with a config.json, got {launch.model!r}")
         model = str(path)
-    command = ("-m", "sglang.launch_server", "--model-path", model, "--host", HOST, "--port", str(port))
+    command: tuple[str, ...] = (
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        model,
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+    )
     command += ("--tp-size", str(launch.tp_size), *launch.sglang_flags)
     log_path = folder / "server.log"
     with log_path.open("wb") as log:
@@ -349,9 +248,7 @@ def health(port: int, timeout_seconds: float = 10.0) -> int | None:
         connection.close()
 
 
-_REASON = re.compile(
-    r"^(?:\[[^]]*\] )?[\w.]*(?:Error|Exception|NeedsGpu): .+|^.*launch_server\.py: error: .+"
-)
+_REASON = re.compile(r"^(?:\[[^]]*\] )?[\w.]*(?:Error|Exception): .+|^.*launch_server\.py: error: .+")
 
 
 def _why_it_ended(server: Server, lines: Sequence[str], what: str) -> str:
@@ -359,7 +256,8 @@ def _why_it_ended(server: Server, lines: Sequence[str], what: str) -> str:
     reasons = list(dict.fromkeys(line for line in lines if _REASON.match(line)))
     shown = reasons[-6:] or list(lines[-8:])
     text = "\n  ".join(line[:500] for line in shown)
-    return f"SGLang {server.release} on port {server.port} {what}; its log says:\n  {text}\nwhole log: {server.log_path}"
+    title = f"SGLang {server.release} on port {server.port} {what}"
+    return f"{title}; its log says:\n  {text}\nwhole log: {server.log_path}"
 
 
 def _end(server: Server, term_seconds: float = TERM_SECONDS) -> str:
@@ -373,9 +271,7 @@ def _end(server: Server, term_seconds: float = TERM_SECONDS) -> str:
     left = _members(server) or members
     _signal_group(server, left, signal.SIGKILL)
     if not _all_gone(server, left, KILL_SECONDS):
-        raise HostError(
-            f"server {server.name}: pid {server.pid} survived KILL (uninterruptible?); see ps -o pid,stat,wchan"
-        )
+        raise HostError(f"server {server.name}: pid {server.pid} survived KILL; see ps -o pid,stat,wchan")
     return "KILL"
 
 
@@ -450,9 +346,7 @@ def _root(home_dir: Path | None) -> Path:
 
 
 def _folder(name: str, home_dir: Path | None, *, make: bool = True) -> Path:
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"--name: expected letters, digits, '.', '_' or '-', got {name!r}")
-    folder = _root(home_dir) / name
+    folder = _root(home_dir) / checked_name(name)
     if make:
         folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -466,10 +360,6 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise UsageError(f"--name {folder.name}: another start of this name is under way") from error
         yield
-
-
-def _plain(server: Server) -> dict[str, object]:
-    return {**asdict(server), "command": server.command, "log_path": server.log_path}
 
 
 def _write_state(folder: Path, server: Server) -> None:

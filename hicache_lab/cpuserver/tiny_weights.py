@@ -2,8 +2,8 @@
 
 usage: tiny_weights.py FOLDER   (FOLDER holds config.json; SHAPES arrives as JSON on standard input)
 
-Weights are real random numbers, not SGLang's ``--load-format dummy``: those lie within ±1e-3, so the last token alone
-decides the output and a broken KV cache would go unnoticed.
+Weights are real random numbers, not SGLang's ``--load-format dummy``: those lie within ±1e-3, so the last
+token alone decides the output and a broken KV cache would go unnoticed.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Two tiny models, made locally from a seed: grouped-query attention, and MLA with experts.
 
-Small enough to serve on one core, shaped like the real ones: ``tiny-llama`` gets SGLang's MHA pools, ``tiny-mla`` (the
-DeepSeek-V3 architecture) its MLA pools, replicated on every tensor-parallel rank.
+Small enough to serve on one core, shaped like the real ones: ``tiny-llama`` gets SGLang's MHA pools,
+``tiny-mla`` (the DeepSeek-V3 architecture) its MLA pools, replicated on every tensor-parallel rank.
 """
 
 from __future__ import annotations

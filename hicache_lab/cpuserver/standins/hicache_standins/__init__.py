@@ -1,14 +1,14 @@
 """Stand-ins for what an unmodified SGLang imports but a machine without a GPU does not have.
 
-Two import hooks: ``absent`` answers for packages that are not installed (their names import, their kernels raise when
-called); ``patches`` adjusts four modules right after they were imported. No result is ever made up: what cannot be
-done without a GPU raises.
+Two import hooks: ``absent`` answers for packages that are not installed (their names import, their kernels
+raise when called); ``patches`` adjusts a few modules right after they were imported. No result is ever made
+up: what cannot be done without a GPU raises.
 """
 
 import sys
 
-from hicache_standins.absent import AbsentPackages
-from hicache_standins.patches import PATCHES, PatchAfterImport
+from .absent import AbsentPackages
+from .patches import PATCHES, PatchAfterImport
 
 
 def install() -> None:

@@ -1,8 +1,11 @@
 """Packages that import but hold nothing: triton, torchvision, soundfile.
 
-While modules are being imported, anything may be named, called or used as a decorator, because GPU code paths do so at
-module level. Afterwards a call raises: a kernel that would have run on a GPU must not return a made-up value.
+While modules are being imported, anything may be named, called or used as a decorator, because GPU code
+paths do so at module level. Afterwards a call raises: a kernel that would have run on a GPU must not return
+a made-up value.
 """
+
+# ruff: noqa: ARG001, ARG002 - the signatures are those of what is stood in for
 
 import importlib.abc
 import importlib.machinery
@@ -14,7 +17,7 @@ from typing import Any
 ABSENT = frozenset({"triton", "torchvision", "soundfile"})
 
 
-class NeedsGpu(RuntimeError):
+class NeedsGpuError(RuntimeError):
     """A stand-in was called as if it were the real thing."""
 
 
@@ -42,8 +45,11 @@ class Inert:
         return Inert(f"{self._path}.{name}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Inert while modules are being imported, an error afterwards."""
         if not importing():
-            raise NeedsGpu(f"{self._path} was called, and this machine has no GPU: only its name exists here")
+            raise NeedsGpuError(
+                f"{self._path} was called, and this machine has no GPU: only its name exists here"
+            )
         # @decorator hands the function back; @decorator(...) and plain calls give another inert thing
         alone = len(args) == 1 and not kwargs
         return args[0] if alone and isinstance(args[0], types.FunctionType) else Inert(f"{self._path}()")
@@ -79,7 +85,8 @@ class Kernel:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NeedsGpu(f"the triton kernel {self.__name__} was launched on a machine without a GPU")
+        """Raises: there is nothing to run it on."""
+        raise NeedsGpuError(f"the triton kernel {self.__name__} was launched on a machine without a GPU")
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -102,7 +109,7 @@ class Constexpr:
 class _NoDriver:
     @property
     def active(self) -> Any:
-        # triton's own complaint without a driver, which callers catch to learn that there is no GPU
+        """Raises triton's own complaint, which callers catch to learn that there is no GPU."""
         raise RuntimeError("0 active drivers ([]). There should only be one.")
 
 
@@ -143,7 +150,7 @@ class AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Only a real import gets the stand-in: ``importlib.util.find_spec`` must go on saying "not installed"."""
+        """Only a real import gets the stand-in: ``importlib.util.find_spec`` still says "not installed"."""
         if fullname.partition(".")[0] not in ABSENT:
             return None
         if sys._getframe(2).f_code.co_name != "_find_and_load_unlocked":

@@ -1,5 +1,7 @@
 """Four adjustments made right after a module was imported; each says why the CPU path needs it."""
 
+# ruff: noqa: ARG002, ARG005, N802 - names and signatures are those of CUDA and SGLang
+
 import ctypes
 import importlib.abc
 import importlib.machinery
@@ -7,6 +9,7 @@ import os
 import types
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 RESIDENT = "HICACHE_LAB_RESIDENT"  # "1": a registered host pool becomes resident, as pinning makes it
@@ -19,7 +22,7 @@ Patch = Callable[[types.ModuleType], None]
 
 def available_bytes() -> int:
     """MemAvailable of this machine."""
-    with open("/proc/meminfo") as lines:
+    with Path("/proc/meminfo").open() as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
@@ -29,11 +32,12 @@ def available_bytes() -> int:
 class Cudart:
     """``torch.cuda.cudart()`` without CUDA: registering memory pins nothing, but can make it resident.
 
-    Pinning faults every page in. That, not the allocation, is what fills the host in the real incident, so a test that
-    re-enacts it asks for resident pages. Filling stops at a floor: a machine must not be killed by its own test.
+    Pinning faults every page in. That, not the allocation, is what fills the host in the real incident, so a
+    test that re-enacts it asks for resident pages. Filling stops at a floor: a machine must not be killed by
+    its own test.
     """
 
-    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
         """Returns 0, or CUDA's out-of-memory code when the floor was reached."""
         if os.environ.get(RESIDENT) != "1":
             return 0
@@ -49,11 +53,11 @@ class Cudart:
             ctypes.memset(pointer + offset, 0, min(_CHUNK_BYTES, size - offset))
         return 0
 
-    def cudaHostUnregister(self, pointer: int) -> int:  # noqa: N802 - CUDA's name
+    def cudaHostUnregister(self, pointer: int) -> int:
         """Nothing was pinned."""
         return 0
 
-    def cudaGetErrorString(self, code: int) -> str:  # noqa: N802 - CUDA's name
+    def cudaGetErrorString(self, code: int) -> str:
         """The text of an error code."""
         return {0: "no error", _CUDA_ERROR_MEMORY_ALLOCATION: "out of memory"}.get(code, f"error {code}")
 

@@ -1,9 +1,12 @@
 """The host↔device KV copies of HiCache, on a machine where both sides are the same memory.
 
-Byte-exact for every layout and I/O backend SGLang offers on CUDA: a pool is seen as rows of bytes at a base address,
-and a copy is one numpy gather and scatter. Names, argument names and layouts are those of sgl_kernel's kvcacheio
-(lf layer first, pf page first, ph page head; "mla" for pools with one buffer instead of K and V).
+Byte-exact for every layout and I/O backend SGLang offers on CUDA: a pool is seen as rows of bytes at a base
+address, and a copy is one numpy gather and scatter. Names, argument names and layouts are those of
+sgl_kernel's kvcacheio (lf layer first, pf page first, ph page head; "mla" for pools with one buffer instead
+of K and V).
 """
+
+# ruff: noqa: ARG001 - the signatures are those of the real functions
 
 import ctypes
 import os
@@ -13,16 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
-from sgl_kernel import missing
 
-NO_COPY = "HICACHE_LAB_NO_COPY"  # "1": copy nothing. The negative control: outputs of returning prompts must change.
+from . import missing
+
+# "1": copy nothing. The negative control: outputs of returning prompts must change.
+NO_COPY = "HICACHE_LAB_NO_COPY"
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _indices(tensor: torch.Tensor) -> Indices:
-    return tensor.detach().cpu().numpy().astype(np.int64)
+    return np.asarray(tensor.detach().cpu().numpy(), dtype=np.int64)
 
 
 def _addresses(layers: torch.Tensor | Sequence[int]) -> list[int]:
@@ -35,7 +40,7 @@ def _addresses(layers: torch.Tensor | Sequence[int]) -> list[int]:
 def _view(address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Bytes:
     """Bytes at an address as an array of the given shape, without a copy."""
     last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1
-    memory = np.frombuffer((ctypes.c_uint8 * last).from_address(address), dtype=np.uint8)
+    memory = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8)), shape=(last,))
     return as_strided(memory, shape, strides, writeable=True)
 
 
@@ -64,7 +69,8 @@ def _heads(
 ) -> Bytes:
     """View ``[page, head, token in page, bytes of a head]`` of one layer of a page_head pool.
 
-    Its order in memory is page, head, token, layer, head_dim (0.5.10 memory_pool_host.py, MHATokenToKVPoolHost).
+    Its order in memory is page, head, token, layer, head_dim (0.5.10 memory_pool_host.py,
+    MHATokenToKVPoolHost).
     """
     step = width // heads
     token = step * layer_count
