@@ -2,8 +2,8 @@
 
 ``environment`` installs a pinned release into a virtual environment of its own, ``tinymodels`` makes two
 small models with seeded weights, ``spec`` says what to start, ``process`` starts, watches and stops it;
-``standins`` is what the server's interpreter loads in place of GPU-only packages. SGLang itself runs unmodified, so its host pools,
-guards, logs and counters are the real ones. Its throughput and latency say nothing about a GPU.
+``standins`` is what its interpreter loads in place of GPU-only packages. SGLang itself runs unmodified: its
+host pools, guards, logs and counters are the real ones. Its throughput and latency say nothing about a GPU.
 """
 
 from __future__ import annotations

@@ -173,16 +173,25 @@ class SglangClient:
         Raises:
             ServerError: metrics are off (404), or not SGLang's.
         """
+        unix_s, text = await self.scrape()
+        try:
+            return parse_metrics(text, unix_s)
+        except ServerError as error:
+            raise ServerError(f"{self.base_url}: {error}") from None
+
+    async def scrape(self) -> tuple[float, str]:
+        """/metrics as text with its time; reading it takes 10 ms and more, which can wait until after a load.
+
+        Raises:
+            ServerError: metrics are off (404), or the server is gone.
+        """
         response = await self._get("/metrics")
         if response.status == HTTPStatus.NOT_FOUND:
             raise ServerError(
                 f"{self.base_url}/metrics: metrics are off; restart the server with --enable-metrics"
             )
         self._check("/metrics", response)
-        try:
-            return parse_metrics(response.body.decode(errors="replace"), time.time())
-        except ServerError as error:
-            raise ServerError(f"{self.base_url}: {error}") from None
+        return time.time(), response.body.decode(errors="replace")
 
     async def probe(self, *, expected_model: str = "") -> Probe:
         """Everything the server tells, in one go.
@@ -278,9 +287,13 @@ class SglangClient:
                         chunks.append((clock(), chunk))
                 else:
                     server = response.headers.get("Server", "")
-                    error = self._refused(Response(response.status, await response.read(), server))
+                    error = self._refused(
+                        Response(response.status, self._redacted(await response.read()), server)
+                    )
         except (aiohttp.ClientError, TimeoutError, OSError) as failure:
             error = self._failure(failure, self._stall_seconds).text
+        if self.api_key_env:
+            chunks = [(arrived, self._redacted(chunk)) for arrived, chunk in chunks]
         return RawStream(sent, tuple(chunks), error)
 
     # ---- transport
@@ -347,34 +360,34 @@ class SglangClient:
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=limit, sock_connect=CONNECT_SECONDS),
             ) as response:
-                data = await response.read()
+                data = self._redacted(await response.read())
                 return Response(response.status, data, response.headers.get("Server", ""))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return self._failure(error, limit)
 
     def _failure(self, error: Exception, limit: float) -> Failure:
         failure = unreachable(error, self.base_url, limit)
-        return replace(failure, text=self._redacted(failure.text))
+        return replace(failure, text=self._redacted(failure.text.encode()).decode())
 
     def _check(self, path: str, response: Response) -> None:
         if response.status != HTTPStatus.OK:
             raise ServerError(f"{self.base_url}{path}: {self._refused(response)}")
 
     def _refused(self, response: Response) -> str:
-        return self._redacted(refused(response, self.api_key_env))
+        return refused(response, self.api_key_env)
 
     def _parsed(self, path: str, response: Response) -> Any:
         try:
             return json.loads(response.body)
         except ValueError:
-            start = self._redacted(response.body[:80].decode(errors="replace"))
+            start = response.body[:80].decode(errors="replace")
         size = len(response.body)
         raise ServerError(
             f"{self.base_url}{path}: not an SGLang server, or a truncated answer: "
             f"{size} bytes that are not JSON: {start!r}"
         )
 
-    def _redacted(self, text: str) -> str:
+    def _redacted(self, text: bytes) -> bytes:
         """A server may echo what it was sent."""
         key = self._environ.get(self.api_key_env, "") if self.api_key_env else ""
-        return text.replace(key, "***") if key else text
+        return text.replace(key.encode(), b"***") if key else text
