@@ -32,6 +32,7 @@ class GenerateRequest:
         max_new_tokens: longest answer.
         api: which endpoint.
         model: the name sent to the OpenAI-style endpoints.
+        history: chat only: ``(role, content)`` of the messages before the prompt.
         temperature: 0 is greedy.
         ignore_eos: answer with exactly ``max_new_tokens`` tokens.
     """
@@ -42,6 +43,7 @@ class GenerateRequest:
     model: str = "default"
     temperature: float = 0.0
     ignore_eos: bool = True
+    history: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if self.api not in PATHS:
@@ -75,7 +77,8 @@ class GenerateRequest:
             "stream": stream,
         }
         if self.api == "chat":
-            body["messages"] = [{"role": "user", "content": self.prompt}]
+            said = (*self.history, ("user", self.prompt))
+            body["messages"] = [{"role": role, "content": content} for role, content in said]
         else:
             body["prompt"] = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
         return body | ({"stream_options": {"include_usage": True}} if stream else {})
