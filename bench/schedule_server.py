@@ -3,7 +3,7 @@
 usage: schedule_server.py --port P --ttft-ms 100 --itl-ms 20 --tokens 64 --log truth.jsonl
 
 Speaks just enough of SGLang for a load generator: POST /generate, /v1/completions and /v1/chat/completions
-stream; GET answers a small JSON. The schedule is absolute (a late token does not delay the next), on loopback;
+stream; GET answers a small JSON. The schedule is absolute (no late token delays the next), on loopback;
 one thread, raw asyncio. What a client reports can be judged against the log, which has the times of the same
 machine's clock.
 """
