@@ -24,6 +24,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "vectors": ("records", "replay recorded sizing vectors and report mismatches"),
     "verdicts": ("records", "replay recorded cases and report verdicts and misses"),
     "run": ("running", "run notebooks headless, each into a folder with its HTML and result.json"),
+    "server": (
+        "servers",
+        "a real SGLang with HiCache on this machine's CPU: install, start, stop, status, logs",
+    ),
 }
 
 
