@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hicache_lab import cpuserver
 
 HERE = Path(__file__).parent
+_number = itertools.count()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @contextlib.contextmanager
 def running(release: str, *flags: str, **options) -> Iterator[cpuserver.Server]:
     """A server for the length of a block, stopped whatever happens."""
-    name = f"e2e-{os.getpid()}-{release}"
+    name = options.pop("name", f"e2e-{os.getpid()}-{next(_number)}")
     server = cpuserver.start(cpuserver.Launch(release=release, name=name, flags=flags, **options))
     try:
         yield server

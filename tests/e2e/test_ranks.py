@@ -104,10 +104,18 @@ def test_the_same_flags_are_refused_on_both_ranks_of_0_5_23() -> None:
     assert answer.verdict == "REFUSED"
     with (
         pytest.raises(ServerError) as refused,
-        running("0.5.23", "--hicache-size", str(size_gb), tp_size=2, resident=True, floor_bytes=FLOOR_BYTES),
+        running(
+            "0.5.23",
+            "--hicache-size",
+            str(size_gb),
+            name="e2e-refused",
+            tp_size=2,
+            resident=True,
+            floor_bytes=FLOOR_BYTES,
+        ),
     ):
         pass
-    log = cpuserver.logs(f"e2e-{__import__('os').getpid()}-0.5.23").read_text()
+    log = cpuserver.logs("e2e-refused").read_text()
     messages = re.findall(r"ValueError: (Not enough host memory available\. .*)", log)
     assert len(messages) >= 2
     assert {rank for rank in ("TP0", "TP1") if f"{rank}] Scheduler hit an exception" in log} == {"TP0", "TP1"}

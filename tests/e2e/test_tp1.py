@@ -134,16 +134,6 @@ def test_the_log_speaks_of_the_same_pool(server: cpuserver.Server) -> None:
     assert "token usage" in log
 
 
-def test_copies_that_do_nothing_change_the_answers(release: str) -> None:
-    """The negative control: if it passed with copies, the tests above would prove nothing."""
-    with running(release, copies=False) as broken:
-        result = measure(broken, returning())
-    written = [r.output_ids for r in result.succeeded if r.phase == "write"]
-    read = [r for r in result.succeeded if r.phase == "read"]
-    assert [r.cached_host for r in read] == [PROMPT - 1] * 4  # the server believes in its hits
-    assert all(again.output_ids != first for first, again in zip(written, read, strict=True))
-
-
 def test_the_notebook_measures_a_real_server(server: cpuserver.Server, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hicache_lab", "run", str(ROOT / "notebooks" / "06_server_run.ipynb")]
     command += ["-p", f"base_url={server.base_url}", "--output", str(tmp_path)]
@@ -161,13 +151,21 @@ def test_the_notebook_measures_a_real_server(server: cpuserver.Server, tmp_path:
     assert frame["error"].isna().all()
 
 
-def test_a_server_killed_in_the_middle_leaves_a_record(release: str, tmp_path: Path) -> None:
-    with running(release) as victim:
+def test_copies_that_do_nothing_change_the_answers_and_a_killed_server_leaves_a_record(
+    release: str, tmp_path: Path
+) -> None:
+    """The negative control (if it passed with copies, the tests above would prove nothing); then its end."""
+    with running(release, copies=False) as broken:
+        result = measure(broken, returning())
         plan = lab.random_prompts(seed=3, prompts=400, prompt_tokens=200, answer_tokens=16)
-        threading.Timer(3.0, os.killpg, (victim.pid, signal.SIGKILL)).start()
-        result = measure(victim, plan, pace=lab.Pace(concurrency=4), limits=lab.Limits(lost_after=5))
-        assert not victim.alive
-    assert result.ended.startswith("gave up: 5 failures in a row")
-    assert result.succeeded
-    result.write(tmp_path)
+        threading.Timer(3.0, os.killpg, (broken.pid, signal.SIGKILL)).start()
+        cut = measure(broken, plan, pace=lab.Pace(concurrency=4), limits=lab.Limits(lost_after=5))
+        assert not broken.alive
+    written = [r.output_ids for r in result.succeeded if r.phase == "write"]
+    read = [r for r in result.succeeded if r.phase == "read"]
+    assert [r.cached_host for r in read] == [PROMPT - 1] * 4  # the server believes in its hits
+    assert all(again.output_ids != first for first, again in zip(written, read, strict=True))
+    assert cut.ended.startswith("gave up: 5 failures in a row")
+    assert cut.succeeded
+    cut.write(tmp_path)
     assert json.loads((tmp_path / "load.json").read_text())["failed"] >= 5
