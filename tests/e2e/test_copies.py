@@ -77,6 +77,40 @@ print("ok", len(io.TRANSFERS))
 """
 
 
+PAGING = """
+import random, torch
+from hicache_standins.paging import allocate_decode, allocate_extend
+draw = random.Random(7)
+for page in (1, 2, 16, 64):
+    for _ in range(60):
+        batch = draw.randint(1, 5)
+        before = [draw.randint(0, 3 * page) for _ in range(batch)]
+        after = [b + draw.randint(1, 4 * page) for b in before]
+        free = torch.randperm(100) + 50
+        opened = list(range(batch))  # request i's last token so far lies in page i, below all free pages
+        last = torch.tensor([p * page + (b - 1) % page for p, b in zip(opened, before)])
+        out = torch.full((sum(after) - sum(before),), -1)
+        allocate_extend(torch.tensor(before), torch.tensor(after), last, free, out, 8, page)
+        assert len(set(out.tolist())) == len(out) and (out >= 0).all()
+        slots, used = iter(out.tolist()), iter(free.tolist())
+        for p, b, a in zip(opened, before, after):
+            here = p if b % page else None
+            for position in range(b, a):
+                if position % page == 0:
+                    here = next(used)
+                assert next(slots) == here * page + position % page, (page, b, a, position)
+        one = torch.full((batch,), -1)
+        allocate_decode(torch.tensor(before) + 1, last, free, one, 8, page)
+        used = iter(free.tolist())
+        for p, b, slot in zip(opened, before, one.tolist()):
+            assert slot == (p if b % page else next(used)) * page + b % page
+short = torch.full((40,), -1)
+allocate_extend(torch.tensor([0]), torch.tensor([40]), torch.tensor([-1]), torch.tensor([5]), short, 1, 16)
+assert (short == -1).all()
+print("ok")
+"""
+
+
 @pytest.fixture(scope="module")
 def python() -> str:
     return str(cpuserver.install(cpuserver.RELEASES[0]).python)
@@ -91,6 +125,11 @@ def run(python: str, code: str, **environ: str) -> subprocess.CompletedProcess[s
 def test_every_layout_is_copied_byte_for_byte_or_not_at_all(python: str, no_copy: str) -> None:
     done = run(python, ROUND_TRIPS, HICACHE_LAB_NO_COPY=no_copy)
     assert done.stdout.strip() == "ok 13", done.stderr[-2000:]
+
+
+def test_pages_are_given_out_as_the_kernels_do(python: str) -> None:
+    done = run(python, PAGING)
+    assert done.stdout.strip() == "ok", done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(
