@@ -61,16 +61,12 @@ def _no_arguments(_sub: argparse.ArgumentParser) -> None:
 def _release_argument(sub: argparse.ArgumentParser) -> None:
     newest = cpuserver.RELEASES[-1]
     known = " or ".join(cpuserver.RELEASES)
-    sub.add_argument(
-        "--release", default=newest, metavar="V", help=f"SGLang release: {known} (default {newest})"
-    )
+    sub.add_argument("--release", default=newest, metavar="V", help=f"SGLang release: {known} (default {newest})")
 
 
 def _install_arguments(sub: argparse.ArgumentParser) -> None:
     _release_argument(sub)
-    sub.add_argument(
-        "--python", metavar="EXE", help="interpreter to build on (default: this one, if 3.11 or 3.12)"
-    )
+    sub.add_argument("--python", metavar="EXE", help="interpreter to build on (default: this one, if 3.11 or 3.12)")
     sub.add_argument(
         "--extra-index-url",
         metavar="URL",

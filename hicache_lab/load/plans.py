@@ -181,9 +181,7 @@ def shared_prefix(
     return Plan("shared_prefix", seed, (Phase("prompts", tuple(sessions)),), form, parameters)
 
 
-def random_prompts(
-    *, seed: int, prompts: int, prompt_tokens: int, answer_tokens: int, form: Form = "ids"
-) -> Plan:
+def random_prompts(*, seed: int, prompts: int, prompt_tokens: int, answer_tokens: int, form: Form = "ids") -> Plan:
     """Prompts that share nothing: what a cache cannot help with."""
     _positive(prompts=prompts, prompt_tokens=prompt_tokens)
     draw = _Drawer(seed)

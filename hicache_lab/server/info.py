@@ -182,9 +182,7 @@ def _memory(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rank(memory: Mapping[str, Any]) -> RankMemory:
-    return RankMemory(
-        _float(memory.get("weight")), _float(memory.get("kvcache")), _int(memory.get("token_capacity"))
-    )
+    return RankMemory(_float(memory.get("weight")), _float(memory.get("kvcache")), _int(memory.get("token_capacity")))
 
 
 def _scalars(data: Mapping[str, Any]) -> dict[str, Scalar]:
