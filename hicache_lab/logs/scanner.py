@@ -35,9 +35,9 @@ def _hash(text: bytes) -> int:
 
 @nb.njit(cache=True, nogil=True, inline="always")
 def _slot(table: npt.NDArray[np.uint64], value: np.uint64) -> int:
-    index = int(value & np.uint64(_TABLE - 1))
+    index = np.int64(value & np.uint64(_TABLE - 1))
     while table[index] != 0 and table[index] != value:
-        index = (index + 1) & (_TABLE - 1)
+        index = (index + np.int64(1)) & np.int64(_TABLE - 1)
     return index
 
 
@@ -323,6 +323,14 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.line)
+
+    def part(self, begin: int, end: int) -> Rows:
+        """Rows ``begin`` to ``end`` (exclusive)."""
+        if begin == 0 and end == len(self):
+            return self
+        cut = slice(begin, end)
+        values = {name: column[cut] for name, column in self.values.items()}
+        return Rows(self.line[cut], self.at_ms[cut], self.tag[cut], self.iteration[cut], self.fresh[cut], values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,299 @@
+"""A whole log in bounded memory: the fast path over chunks, the patient parser for what it hands back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hicache_lab.logs import events as ev
+from hicache_lab.logs.assemble import Assembler
+from hicache_lab.logs.reader import STDIN, Source, chunks, follow, sources
+from hicache_lab.logs.run import Run
+
+if TYPE_CHECKING:
+    from hicache_lab.logs.columns import ColumnStore
+    from hicache_lab.logs.scanner import Rows, Scanner
+
+# what only SGLang says; a Python traceback, an access log or a kernel line alone does not make an SGLang log
+_OWN = frozenset(
+    {
+        "server_args",
+        "device_pool",
+        "capacity",
+        "host_pool",
+        "host_refusal",
+        "host_smaller",
+        "host_sizing",
+        "host_pressure",
+        "pin_failure",
+        "rewrite",
+        "storage",
+        "batch",
+        "retraction",
+        "token_shortage",
+        "turned_away",
+        "process_death",
+        "request_stats",
+    }
+)
+_OWN_MILESTONES = frozenset({"ready", "weights_begin", "weights_end", "dist_begin", "dist_end", "pool_end", "tree_init"})
+
+
+@dataclass
+class Log:
+    """What one or more logs say.
+
+    Attributes:
+        sources: the streams read.
+        runs: the launches, in the order of the streams and their lines.
+        lines: physical lines read.
+        recognised_lines: statements recognised (a statement of several lines counts once).
+        own_lines: those among them that only SGLang makes.
+        columns: the batch lines as columns, if they were asked for.
+    """
+
+    sources: list[Source] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    lines: int = 0
+    recognised_lines: int = 0
+    own_lines: int = 0
+    access: Counter[str] = field(default_factory=Counter)
+    mentions_sglang: bool = False
+    columns: ColumnStore | None = None
+
+    @property
+    def is_sglang(self) -> bool:
+        """Whether anything here was said by SGLang."""
+        return self.own_lines > 0
+
+    def events(self) -> Iterator[ev.Event]:
+        """The kept events of all runs."""
+        return (event for run in self.runs for event in run.events)
+
+
+def read_log(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    columns: bool = False,
+    on_read: Callable[[int], object] | None = None,
+) -> Log:
+    """Read logs whole, in memory bounded whatever their size.
+
+    Args:
+        paths: one or more files, directories, or ``-``; rotated files of one log become one stream.
+        columns: keep every batch line's fields as columns (``frames`` makes DataFrames of them).
+        on_read: called with the bytes of each read, for a progress bar.
+
+    Returns:
+        Runs with their events and sums. A log without anything of SGLang has no runs' worth of facts
+        (``is_sglang`` is false); nothing is raised for it.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    log = Log(sources=sources(str(path) for path in given))
+    if columns:
+        from hicache_lab.logs.columns import ColumnStore
+
+        log.columns = ColumnStore()
+    for source in log.sources:
+        _Stream(log, source).read(on_read)
+    return log
+
+
+def read_events(paths: str | Path | Iterable[str | Path]) -> Iterator[ev.Event]:
+    """Every event of the logs, batch lines included, one at a time through the patient parser."""
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    for source in sources(str(path) for path in given):
+        assembler = Assembler()
+        for path in source.paths:
+            for number, line, ended in _lines(path):
+                yield from assembler.feed(line, ev.Where(path, number), ended=ended)
+        yield from assembler.close()
+
+
+def follow_events(path: str, *, stop: Callable[[], bool] = lambda: False, poll_s: float = 0.5) -> Iterator[ev.Event]:
+    """The events of a growing file, for ever; a statement is held until the next line or the next look."""
+    assembler = Assembler()
+    for number, raw in enumerate(follow(path, stop=stop, poll_s=poll_s), 1):
+        yield from assembler.feed(raw.decode("utf-8", "replace").rstrip("\r\n"), ev.Where(path, number))
+    yield from assembler.close()
+
+
+def _lines(path: str) -> Iterator[tuple[int, str, bool]]:
+    number = 0
+    for chunk in chunks(path):
+        lines = chunk.split(b"\n")
+        ended = lines[-1] == b""
+        for index, raw in enumerate(lines[:-1] if ended else lines):
+            number += 1
+            last = not ended and index == len(lines) - 1
+            yield number, raw.decode("utf-8", "replace").rstrip("\r"), not last
+
+
+class _Stream:
+    """One stream being read: its assembler, its current run, and who was idle."""
+
+    def __init__(self, log: Log, source: Source) -> None:
+        self.log = log
+        self.source = source
+        self.assembler = Assembler()
+        self.run: Run | None = None
+        self.starts: list[tuple[int, Run]] = []
+        self.idle: dict[str, bool] = {}
+        self.path = source.paths[0]
+        self.previous_line = 0
+
+    def read(self, on_read: Callable[[int], object] | None) -> None:
+        from hicache_lab.logs.scanner import Scanner
+
+        scanner = Scanner()
+        for self.path in self.source.paths:
+            scanner.lines = self.previous_line = 0
+            self.starts = [(0, self.run)] if self.run else []
+            for chunk in chunks(self.path, on_read=on_read):
+                self._chunk(chunk, scanner)
+            self.log.lines += scanner.lines
+        self._take(self.assembler.close())
+
+    def _chunk(self, chunk: bytes, scanner: Scanner) -> None:
+        array = np.frombuffer(chunk, np.uint8)
+        position = 0
+        while position < len(array):
+            position, found = scanner.scan(array, position)
+            for begin, end, number in found.others.tolist():
+                self._line(chunk[begin:end], number, ended=end < len(chunk))
+            for rows, phase in ((found.decode, "decode"), (found.prefill, "prefill")):
+                if len(rows):
+                    self._rows(rows, phase, scanner)
+            if len(found.decode) or len(found.prefill):
+                newest = max(int(rows.line[-1]) for rows in (found.decode, found.prefill) if len(rows))
+                if newest > self.previous_line:
+                    self._take(self.assembler.interrupt())
+            self.previous_line = scanner.lines
+
+    def _line(self, raw: bytes, number: int, *, ended: bool) -> None:
+        if number != self.previous_line + 1:
+            self._take(self.assembler.interrupt())
+        self.previous_line = number
+        if not raw.strip():
+            return
+        if raw.endswith(b" 200 OK") and b"INFO: " in raw[:120] and b"\r" not in raw:
+            self._take(self.assembler.interrupt())
+            self.log.access["2xx"] += 1
+            self.log.recognised_lines += 1
+            return
+        if not self.log.mentions_sglang and b"sglang" in raw:
+            self.log.mentions_sglang = True
+        line = raw.decode("utf-8", "replace").rstrip("\r")
+        self._take(self.assembler.feed(line, ev.Where(self.path, number), ended=ended))
+
+    def _take(self, events: Iterable[ev.Event]) -> None:
+        for event in events:
+            self.log.recognised_lines += 1
+            if event.kind in _OWN or (isinstance(event, ev.Milestone) and event.name in _OWN_MILESTONES):
+                self.log.own_lines += 1
+            if isinstance(event, ev.Access):
+                self.log.access[f"{(event.status or 0) // 100}xx"] += 1
+                continue
+            run = self._run_for(event)
+            if isinstance(event, ev.Batch):
+                self._batch(event, run)
+            else:
+                run.add(event)
+
+    def _run_for(self, event: ev.Event) -> Run:
+        if self.run is None or self._restarts(event, self.run):
+            self.run = Run(len(self.log.runs) + 1, self.source.name, event.where)
+            self.log.runs.append(self.run)
+            self.starts.append((event.where.line, self.run))
+        return self.run
+
+    @staticmethod
+    def _restarts(event: ev.Event, run: Run) -> bool:
+        if isinstance(event, ev.ServerArgs):
+            return run.counts["server_args"] > 0 or run.counts["milestone"] > 0 or run.batches.decode > 0
+        if not isinstance(event, ev.Milestone) or event.name not in ("dist_begin", "weights_begin"):
+            return False
+        mine = [m for m in run.of(ev.Milestone) if m.rank == event.rank]
+        # a draft model loads its weights in the same launch; a launch that was ready or had failed does not
+        again = any(m.name == event.name for m in mine)
+        over = run.milestone("ready") or run.counts["process_death"] or run.counts["host_refusal"] or run.counts["failure"]
+        return again and (event.name == "dist_begin" or bool(over))
+
+    def _batch(self, batch: ev.Batch, run: Run) -> None:
+        label = batch.rank.label
+        fresh = False
+        if batch.phase == "decode":
+            fresh = self.idle.get(label, True)
+            self.idle[label] = False
+        elif batch.running_req == 0:
+            self.idle[label] = True
+        run.batches.add(batch, fresh)
+        run.lines.setdefault(f"{batch.phase}:{len(batch.other)}", batch.text)
+        if label:
+            run.labels.setdefault(label)
+        run.saw(batch.at)
+        if self.log.columns is not None:
+            self.log.columns.add_event(batch, fresh, run.index)
+
+    def _rows(self, rows: Rows, phase: str, scanner: Scanner) -> None:
+        self.log.recognised_lines += len(rows)
+        self.log.own_lines += len(rows)
+        if self.run is None:
+            self.run = Run(len(self.log.runs) + 1, self.source.name, ev.Where(self.path, int(rows.line[0])))
+            self.log.runs.append(self.run)
+            self.starts.append((0, self.run))
+        cuts = [int(c) for c in np.searchsorted(rows.line, [start for start, _ in self.starts])]
+        # rows before the first known start belong to it too: its first line came later in the same chunk
+        cuts[0] = 0
+        for (_, run), begin, end in zip(self.starts, cuts, [*cuts[1:], len(rows)], strict=True):
+            if end > begin:
+                self._sum(rows.part(begin, end), phase, run, scanner)
+        self.starts = self.starts[-1:]
+
+    def _sum(self, rows: Rows, phase: str, run: Run, scanner: Scanner) -> None:
+        stats, values = run.batches, rows.values
+        counted = np.bincount(rows.tag, minlength=1)
+        for tag in np.flatnonzero(counted):
+            label = scanner.tags[tag]
+            stats.by_rank[label] += int(counted[tag])
+            if label:
+                run.labels.setdefault(label)
+        usage = [values[name] for name in ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage") if name in values]
+        for name, column in [("token_usage", u) for u in usage] + [(n, values[n]) for n in ("running_req", "queue_req") if n in values]:
+            best = int(np.argmax(np.where(np.isnan(column), -1.0, column)))
+            stats.peak(name, float(column[best]), ev.Where(self.path, int(rows.line[best])))
+        run.saw(_time(int(rows.at_ms.min())))
+        run.saw(_time(int(rows.at_ms.max())))
+        if phase == "prefill":
+            stats.prefill += len(rows)
+            stats.cached_tokens += int(np.nansum(values["cached_token"])) if "cached_token" in values else 0
+            stats.new_tokens += int(np.nansum(values["new_token"])) if "new_token" in values else 0
+        else:
+            stats.decode += len(rows)
+            stats.fresh += int(rows.fresh.sum())
+            if "gen_throughput" in values:
+                steady = values["gen_throughput"][~rows.fresh]
+                steady = steady[~np.isnan(steady)]
+                stats.throughput_lines += len(steady)
+                stats.throughput_sum += float(steady.sum())
+                stats.throughput_max = max(stats.throughput_max, float(steady.max(initial=0.0)))
+        if self.log.columns is not None:
+            self.log.columns.add_rows(rows, phase, scanner.tags, self.path, run.index)
+
+
+def _time(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).replace(tzinfo=None)
+
+
+def is_path(text: str) -> bool:
+    """Whether a word names something to read."""
+    return text == STDIN or Path(text).exists()
