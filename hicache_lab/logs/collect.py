@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,12 +14,12 @@ import numpy as np
 
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.assemble import Assembler
-from hicache_lab.logs.reader import STDIN, Source, chunks, follow, sources
+from hicache_lab.logs.reader import STDIN, Source, arrays, chunks, follow, sources
 from hicache_lab.logs.run import Run
 
 if TYPE_CHECKING:
     from hicache_lab.logs.columns import ColumnStore
-    from hicache_lab.logs.scanner import Rows, Scanner
+    from hicache_lab.logs.scanner import Rows, Scan, Scanner
 
 # what only SGLang says; a Python traceback, an access log or a kernel line alone does not make an SGLang log
 _OWN = frozenset(
@@ -42,6 +43,9 @@ _OWN = frozenset(
         "request_stats",
     }
 )
+# below this the patient parser alone is faster than loading the byte scanner
+_PATIENT_BYTES = 6 << 20
+_USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage")
 _OWN_MILESTONES = frozenset({"ready", "weights_begin", "weights_end", "dist_begin", "dist_end", "pool_end", "tree_init"})
 
 
@@ -152,43 +156,52 @@ class _Stream:
         self.previous_line = 0
 
     def read(self, on_read: Callable[[int], object] | None) -> None:
-        from hicache_lab.logs.scanner import Scanner
+        # numba's import and first compilation are worth their time only for a large log
+        patient = STDIN not in self.source.paths and self.source.size < _PATIENT_BYTES
+        scanner = None
+        if not patient:
+            from hicache_lab.logs.scanner import Scanner
 
-        scanner = Scanner()
+            scanner = Scanner()
         for self.path in self.source.paths:
-            scanner.lines = self.previous_line = 0
+            self.previous_line = 0
             self.starts = [(0, self.run)] if self.run else []
-            for chunk in chunks(self.path, on_read=on_read):
-                self._chunk(chunk, scanner)
-            self.log.lines += scanner.lines
+            if scanner is None:
+                self._patiently(on_read)
+            else:
+                scanner.lines = 0
+                for found in _ahead(_scans(scanner, self.path, on_read)):
+                    self._found(found, scanner)
+                self.log.lines += scanner.lines
         self._take(self.assembler.close())
 
-    def _chunk(self, chunk: bytes, scanner: Scanner) -> None:
-        array = np.frombuffer(chunk, np.uint8)
-        position = 0
-        while position < len(array):
-            position, found = scanner.scan(array, position)
-            for begin, end, number in found.others.tolist():
-                self._line(chunk[begin:end], number, ended=end < len(chunk))
-            for rows, phase in ((found.decode, "decode"), (found.prefill, "prefill")):
-                if len(rows):
-                    self._rows(rows, phase, scanner)
-            if len(found.decode) or len(found.prefill):
-                newest = max(int(rows.line[-1]) for rows in (found.decode, found.prefill) if len(rows))
-                if newest > self.previous_line:
-                    self._take(self.assembler.interrupt())
-            self.previous_line = scanner.lines
+    def _patiently(self, on_read: Callable[[int], object] | None) -> None:
+        for chunk in arrays(self.path, on_read=on_read):
+            text = chunk.tobytes()
+            lines = text.split(b"\n")
+            ended = lines.pop() == b"" if text.endswith(b"\n") else False
+            for index, raw in enumerate(lines):
+                self._line(raw, self.previous_line + 1, ended=ended or index < len(lines) - 1)
+        self.log.lines += self.previous_line
+
+    def _found(self, scan: Scan, scanner: Scanner) -> None:
+        if scan.accesses:
+            self.log.access["2xx"] += scan.accesses
+            self.log.recognised_lines += scan.accesses
+        for number, raw, ended in scan.others:
+            self._line(raw, number, ended=ended)
+        for rows, phase in ((scan.decode, "decode"), (scan.prefill, "prefill")):
+            if len(rows):
+                self._rows(rows, phase, scanner)
+        if scan.last_line > self.previous_line:
+            self._take(self.assembler.interrupt())
+        self.previous_line = scan.last_line
 
     def _line(self, raw: bytes, number: int, *, ended: bool) -> None:
         if number != self.previous_line + 1:
             self._take(self.assembler.interrupt())
         self.previous_line = number
         if not raw.strip():
-            return
-        if raw.endswith(b" 200 OK") and b"INFO: " in raw[:120] and b"\r" not in raw:
-            self._take(self.assembler.interrupt())
-            self.log.access["2xx"] += 1
-            self.log.recognised_lines += 1
             return
         if not self.log.mentions_sglang and b"sglang" in raw:
             self.log.mentions_sglang = True
@@ -267,10 +280,14 @@ class _Stream:
             stats.by_rank[label] += int(counted[tag])
             if label:
                 run.labels.setdefault(label)
-        usage = [values[name] for name in ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage") if name in values]
-        for name, column in [("token_usage", u) for u in usage] + [(n, values[n]) for n in ("running_req", "queue_req") if n in values]:
-            best = int(np.argmax(np.where(np.isnan(column), -1.0, column)))
-            stats.peak(name, float(column[best]), ev.Where(self.path, int(rows.line[best])))
+        for name in ("running_req", "queue_req", *_USAGES):
+            column = values.get(name)
+            if column is None:
+                continue
+            # argmax stops at the first NaN, so it serves only columns without one
+            best = int(column.argmax() if name in rows.full else np.nan_to_num(column, nan=-1.0).argmax())
+            shown = "token_usage" if name in _USAGES else name
+            stats.peak(shown, float(column[best]), ev.Where(self.path, int(rows.line[best])))
         run.saw(_time(int(rows.at_ms.min())))
         run.saw(_time(int(rows.at_ms.max())))
         if phase == "prefill":
@@ -288,6 +305,23 @@ class _Stream:
                 stats.throughput_max = max(stats.throughput_max, float(steady.max(initial=0.0)))
         if self.log.columns is not None:
             self.log.columns.add_rows(rows, phase, scanner.tags, self.path, run.index)
+
+
+def _scans(scanner: Scanner, path: str, on_read: Callable[[int], object] | None) -> Iterator[Scan]:
+    for chunk in arrays(path, on_read=on_read):
+        position = 0
+        while position < len(chunk):
+            position, found = scanner.scan(chunk, position)
+            yield found
+
+
+def _ahead(scans: Iterator[Scan]) -> Iterator[Scan]:
+    """Read and scan the next part while the last one is being summed up (the scan does not hold the GIL)."""
+    with ThreadPoolExecutor(1) as worker:
+        coming = worker.submit(next, scans, None)
+        while (scan := coming.result()) is not None:
+            coming = worker.submit(next, scans, None)
+            yield scan
 
 
 def _time(at_ms: int) -> datetime:

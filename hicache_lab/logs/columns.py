@@ -47,7 +47,7 @@ class ColumnStore:
             "fresh": rows.fresh,
         }
         for name, values in rows.values.items():
-            part[name] = _narrow(name, values)
+            part[name] = _narrow(name, values, full=name in rows.full)
         self._parts[phase].append(part)
 
     def add_event(self, batch: ev.Batch, fresh: bool, run: int) -> None:
@@ -115,7 +115,11 @@ class ColumnStore:
         self._loose[phase] = []
 
 
-def _narrow(name: str, values: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
+def _narrow(name: str, values: npt.NDArray[np.float64], *, full: bool = False) -> npt.NDArray[Any]:
+    if full:
+        if name in BOOLEANS:
+            return values.astype(np.int8)
+        return values.astype(np.int32 if is_integer(name) and values.max() < 2**31 - 1 else np.float32)
     absent = np.isnan(values)
     if name in BOOLEANS:
         return np.where(absent, MISSING_FLAG, values).astype(np.int8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import contextlib
 import gzip
 import io
 import lzma
@@ -16,11 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+
 from hicache_lab.errors import InputError, UsageError
 from hicache_lab.logs.prefix import records
 
 CHUNK = 2 << 20
 _MAX_LINE = 64 << 20
+_NEWLINE = 10
 _ROTATED = re.compile(r"(\.log|\.txt|\.out|\.err)?(?:[.-](\d{1,3}|\d{4}-?\d\d-?\d\d(?:[-T_]?\d{2,6})?))?(\.(?:gz|zst|bz2|xz))?$")
 STDIN = "-"
 
@@ -95,6 +100,41 @@ def chunks(path: str, *, size: int = CHUNK, on_read: Callable[[int], object] | N
     finally:
         if path != STDIN:
             stream.close()
+
+
+def arrays(
+    path: str, *, size: int = CHUNK, on_read: Callable[[int], object] | None = None
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Like ``chunks``, as arrays of bytes; a plain UTF-8 file is read without being copied again."""
+    with contextlib.closing(open_bytes(path)) if path != STDIN else contextlib.nullcontext(sys.stdin.buffer) as stream:
+        plain = isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO)
+        head = stream.peek(512)[:512] if isinstance(stream, io.BufferedReader) else b""
+        if not plain or path == STDIN or _encoding(head) is not None or head.startswith(codecs.BOM_UTF8):
+            yield from (np.frombuffer(chunk, np.uint8) for chunk in _whole_lines(_decoded(path, stream, size, on_read)))
+            return
+        tail = np.empty(0, np.uint8)
+        while True:
+            buffer = np.empty(len(tail) + size, np.uint8)
+            buffer[: len(tail)] = tail
+            count = stream.readinto(memoryview(buffer)[len(tail) :])
+            if not count:
+                if len(tail):
+                    yield tail
+                return
+            if on_read is not None:
+                on_read(count)
+            end = len(tail) + count
+            cut = end - 1
+            while cut >= 0 and buffer[cut] != _NEWLINE and end - cut < 4096:
+                cut -= 1
+            if cut < 0 or buffer[cut] != _NEWLINE:
+                cut = int(np.flatnonzero(buffer[:end] == _NEWLINE)[-1]) if (buffer[:end] == _NEWLINE).any() else -1
+            if cut < 0 and end < _MAX_LINE:
+                tail = buffer[:end]
+                continue
+            cut = end - 1 if cut < 0 else cut
+            yield buffer[: cut + 1]
+            tail = buffer[cut + 1 : end].copy()
 
 
 def _decoded(path: str, stream: BinaryIO, size: int, on_read: Callable[[int], object] | None) -> Iterator[bytes]:

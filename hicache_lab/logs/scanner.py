@@ -68,7 +68,7 @@ def _days(year: int, month: int, day: int) -> int:
     return era * 146097 + yoe * 365 + yoe // 4 - yoe // 100 + doy - 719468
 
 
-@nb.njit(cache=True, nogil=True)
+@nb.njit(cache=True, nogil=True, error_model="numpy")
 def _scan(
     b: npt.NDArray[np.uint8],
     n: int,
@@ -82,17 +82,24 @@ def _scan(
     tag_table: npt.NDArray[np.uint64],
     tag_of: npt.NDArray[np.int16],
     new_tags: npt.NDArray[np.int64],
+    template: npt.NDArray[np.uint8],
+    template_key: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int64],
+    present: npt.NDArray[np.int64],
     idle: npt.NDArray[np.uint8],
     running_key: int,
     meta: npt.NDArray[np.int64],
     values: npt.NDArray[np.float64],
     others: npt.NDArray[np.int64],
 ) -> tuple[int, int]:
-    # counts: 0 keys, 1 columns, 2 tags, 3 decode rows, 4 prefill rows, 5 other lines, 6 new keys, 7 new tags
+    # counts: 0 keys, 1 columns, 2 tags, 3 decode rows, 4 prefill rows, 5 other lines, 6 new keys, 7 new tags,
+    # 8 access lines with status 200
+    # template[kind, f] is the text "key: " that the last line of the kind had as its field f; template_key its length
+    # and key number: the next line nearly always has the same, and comparing is cheaper than hashing
     power = np.array([1.0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15])
     rows_max, others_max = meta.shape[2], others.shape[0]
     last_ymd, last_days = -1, -1
+    last_p, last_q, last_stamp = -1, 0, 0
     basis, prime = np.uint64(_OFFSET_BASIS), np.uint64(_PRIME)
     i = position
     while i < n:
@@ -110,22 +117,32 @@ def _scan(
         stamp = 0
         q = p
         if p + 34 < n and b[p] == 91 and b[p + 5] == 45 and b[p + 8] == 45 and b[p + 11] == 32:
-            century, year = _two(b, p + 1), _two(b, p + 3)
-            month, day = _two(b, p + 6), _two(b, p + 9)
-            hour, minute, second = _two(b, p + 12), _two(b, p + 15), _two(b, p + 18)
-            colons = b[p + 14] == 58 and b[p + 17] == 58
-            if colons and min(century, year, month, day, hour, minute, second) >= 0:
-                ymd = ((century * 100 + year) * 16 + month) * 32 + day
-                if ymd != last_ymd:
-                    last_ymd, last_days = ymd, _days(century * 100 + year, month, day)
-                ok = last_days >= 0 and century * 100 + year >= 1 and hour < 24 and minute < 60 and second < 60
-                stamp = (last_days * 86400 + hour * 3600 + minute * 60 + second) * 1000
-                q = p + 20
-                if ok and (b[q] == 46 or b[q] == 44):
-                    ok = q + 4 < n and 48 <= b[q + 1] <= 57 and _two(b, q + 2) >= 0
-                    if ok:
-                        stamp += int(b[q + 1] - 48) * 100 + _two(b, q + 2)
-                        q += 4
+            same = last_p >= 0
+            k = 1
+            while same and k < 24:
+                same = b[last_p + k] == b[p + k]
+                k += 1
+            if same:
+                ok, stamp, q = True, last_stamp, p + last_q
+            else:
+                century, year = _two(b, p + 1), _two(b, p + 3)
+                month, day = _two(b, p + 6), _two(b, p + 9)
+                hour, minute, second = _two(b, p + 12), _two(b, p + 15), _two(b, p + 18)
+                colons = b[p + 14] == 58 and b[p + 17] == 58
+                if colons and min(century, year, month, day, hour, minute, second) >= 0:
+                    ymd = ((century * 100 + year) * 16 + month) * 32 + day
+                    if ymd != last_ymd:
+                        last_ymd, last_days = ymd, _days(century * 100 + year, month, day)
+                    ok = last_days >= 0 and century * 100 + year >= 1 and hour < 24 and minute < 60 and second < 60
+                    stamp = (last_days * 86400 + hour * 3600 + minute * 60 + second) * 1000
+                    q = p + 20
+                    if ok and (b[q] == 46 or b[q] == 44):
+                        ok = q + 4 < n and 48 <= b[q + 1] <= 57 and _two(b, q + 2) >= 0
+                        if ok:
+                            stamp += int(b[q + 1] - 48) * 100 + _two(b, q + 2)
+                            q += 4
+                if ok:
+                    last_p, last_q, last_stamp = p, q - p, stamp
         if ok:
             # rank tags up to the closing bracket
             h = basis
@@ -145,6 +162,18 @@ def _scan(
                     kind, m = 1, m + 7
                 else:
                     ok = False
+                    if b[m] == 73 and b[m + 1] == 78 and b[m + 2] == 70 and b[m + 3] == 79 and b[m + 4] == 58 and q == first:
+                        # an access line that ends in 200 OK is only counted
+                        e = m
+                        clean = True
+                        while e < n and b[e] != 10:
+                            clean = clean and b[e] != 13 and b[e] != 91
+                            e += 1
+                        if clean and e < n and b[e - 1] == 75 and b[e - 2] == 79 and b[e - 4] == 48 and b[e - 5] == 48 and b[e - 6] == 50 and b[e - 8] == 34:
+                            counts[8] += 1
+                            line += 1
+                            i = e + 1
+                            continue
                 if ok:
                     ok = m + 8 < n and b[m] == 32 and b[m + 1] == 98 and b[m + 2] == 97 and b[m + 3] == 116 and b[m + 4] == 99 and b[m + 5] == 104
             if ok:
@@ -172,7 +201,7 @@ def _scan(
         if ok:
             ok = q + 1 < n and (b[q] == 44 or b[q] == 46) and b[q + 1] == 32
             q += 2
-        fields = 0
+        fields, slot = 0, 0
         if ok:
             row = counts[3 + kind]
             for c in range(counts[1]):
@@ -185,20 +214,31 @@ def _scan(
                 if e >= n or b[e] == 10:
                     q = e
                     break
-                h = basis
+                key = -1
                 first = q
-                while q < n and q - first < 48:
-                    c = b[q]
-                    if c == 58 or not (
-                        c == 32 or c == 35 or c == 40 or c == 41 or 45 <= c <= 57 or c == 95 or 65 <= c <= 90 or 97 <= c <= 122
-                    ):
+                length = template_key[kind, slot, 0] if slot < MAX_COLUMNS else 0
+                if length > 0 and q + length < n:
+                    k = 0
+                    while k < length and b[q + k] == template[kind, slot, k]:
+                        k += 1
+                    if k == length:
+                        key = template_key[kind, slot, 1]
+                        q += length
+                h = basis
+                if key < 0:
+                    while q < n and q - first < 48:
+                        c = b[q]
+                        if c == 58 or not (
+                            c == 32 or c == 35 or c == 40 or c == 41 or 45 <= c <= 57 or c == 95 or 65 <= c <= 90 or 97 <= c <= 122
+                        ):
+                            break
+                        h = (h ^ np.uint64(c)) * prime
+                        q += 1
+                    if not (q + 2 < n and q > first and b[q] == 58 and b[q + 1] == 32 and b[first] != 32 and b[q - 1] != 32):
+                        ok = False
                         break
-                    h = (h ^ np.uint64(c)) * prime
-                    q += 1
-                if not (q + 2 < n and q > first and b[q] == 58 and b[q + 1] == 32 and b[first] != 32 and b[q - 1] != 32):
-                    ok = False
-                    break
-                q += 2
+                    q += 2
+                begin = q
                 # the value: a number, a percentage, True or False
                 value = 0.0
                 if b[q] == 84 and q + 4 < n and b[q + 1] == 114 and b[q + 2] == 117 and b[q + 3] == 101:
@@ -233,20 +273,25 @@ def _scan(
                 if q < n and b[q] != 44 and b[q] != 10 and b[q] != 13 and b[q] != 32:
                     ok = False
                     break
-                at = _slot(key_table, h)
-                if key_table[at] == 0:
-                    if counts[0] >= MAX_KEYS:
-                        ok = False
-                        break
-                    key_table[at] = h
-                    key_of[at] = counts[0]
-                    new_keys[counts[6], 0], new_keys[counts[6], 1] = first, 0
-                    while b[first + new_keys[counts[6], 1]] != 58:
-                        new_keys[counts[6], 1] += 1
-                    column[counts[0]] = -1
-                    counts[6] += 1
-                    counts[0] += 1
-                key = key_of[at]
+                if key < 0:
+                    at = _slot(key_table, h)
+                    if key_table[at] == 0:
+                        if counts[0] >= MAX_KEYS:
+                            ok = False
+                            break
+                        key_table[at] = h
+                        key_of[at] = counts[0]
+                        new_keys[counts[6], 0], new_keys[counts[6], 1] = first, begin - 2 - first
+                        column[counts[0]] = -1
+                        counts[6] += 1
+                        counts[0] += 1
+                    key = key_of[at]
+                    if slot < MAX_COLUMNS:
+                        for k in range(begin - first):
+                            template[kind, slot, k] = b[first + k]
+                        template_key[kind, slot, 0] = begin - first
+                        template_key[kind, slot, 1] = key
+                slot += 1
                 target = column[key]
                 if target < 0:
                     if counts[1] >= MAX_COLUMNS:
@@ -263,6 +308,7 @@ def _scan(
                     ok = False
                     break
                 values[kind, target, row] = value
+                present[kind, target] += 1
                 fields += known[key]
                 if q < n and b[q] == 44:
                     q += 1
@@ -297,7 +343,12 @@ def _scan(
             counts[3 + kind] += 1
             i = q + 1
             continue
-        q = max(q, start) if ok else start
+        if slot > 0:
+            # the line had begun like a batch line: its values do not count
+            for c in range(counts[1]):
+                if values[kind, c, row] == values[kind, c, row]:
+                    present[kind, c] -= 1
+        q = start
         while q < n and b[q] != 10:
             q += 1
         k = counts[5]
@@ -311,7 +362,7 @@ def _scan(
 class Rows:
     """Batch lines of one phase in one part of a chunk; all arrays have the same length.
 
-    ``values`` maps a column to float64 with NaN where the line does not carry it.
+    ``values`` maps a column to float64 with NaN where the line does not carry it; ``full`` names columns without NaN.
     """
 
     line: npt.NDArray[np.int32]
@@ -320,6 +371,7 @@ class Rows:
     iteration: npt.NDArray[np.int32]
     fresh: npt.NDArray[np.bool_]
     values: dict[str, npt.NDArray[np.float64]]
+    full: frozenset[str]
 
     def __len__(self) -> int:
         return len(self.line)
@@ -330,16 +382,19 @@ class Rows:
             return self
         cut = slice(begin, end)
         values = {name: column[cut] for name, column in self.values.items()}
-        return Rows(self.line[cut], self.at_ms[cut], self.tag[cut], self.iteration[cut], self.fresh[cut], values)
+        return Rows(self.line[cut], self.at_ms[cut], self.tag[cut], self.iteration[cut], self.fresh[cut], values, self.full)
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one pass found: rows by phase, and the other lines as (begin, end, line number)."""
+    """What one pass found: rows by phase, the other lines as (line number, bytes, ended by a newline), how many access
+    lines were only counted, and the last line's number."""
 
     decode: Rows
     prefill: Rows
-    others: npt.NDArray[np.int64]
+    others: list[tuple[int, bytes, bool]]
+    accesses: int
+    last_line: int
 
 
 @dataclass
@@ -360,7 +415,10 @@ class Scanner:
         self._tag_table = np.zeros(_TABLE, np.uint64)
         self._tag_of = np.zeros(_TABLE, np.int16)
         self._idle = np.ones(MAX_TAGS, np.uint8)
-        self._counts = np.zeros(8, np.int64)
+        self._counts = np.zeros(9, np.int64)
+        self._template = np.zeros((2, MAX_COLUMNS, 64), np.uint8)
+        self._template_key = np.zeros((2, MAX_COLUMNS, 2), np.int64)
+        self._present = np.zeros((2, MAX_COLUMNS), np.int64)
         self._new_keys = np.zeros((MAX_KEYS, 2), np.int64)
         self._new_tags = np.zeros((MAX_TAGS, 2), np.int64)
         self._meta = np.zeros((2, 5, self.rows_max), np.int64)
@@ -389,6 +447,7 @@ class Scanner:
             The position that was reached and what was found.
         """
         self._counts[3:] = 0
+        self._present[:] = 0
         position, self.lines = _scan(
             chunk,
             len(chunk),
@@ -402,7 +461,10 @@ class Scanner:
             self._tag_table,
             self._tag_of,
             self._new_tags,
+            self._template,
+            self._template_key,
             self._counts,
+            self._present,
             self._idle,
             self._running,
             self._meta,
@@ -413,21 +475,34 @@ class Scanner:
             self._key_names.append(column_of(bytes(chunk[begin : begin + length]).decode("ascii", "replace")))
         for begin, length in self._new_tags[: self._counts[7]]:
             self.tags.append(rank_of(bytes(chunk[begin : begin + length]).decode("ascii", "replace")).label)
-        return position, Scan(self._rows(DECODE), self._rows(PREFILL), self._others[: self._counts[5]].copy())
+        others = [
+            (number, chunk[begin:end].tobytes(), end < len(chunk))
+            for begin, end, number in self._others[: self._counts[5]].tolist()
+        ]
+        return position, Scan(
+            self._rows(DECODE), self._rows(PREFILL), others, int(self._counts[8]), self.lines
+        )
 
     def _rows(self, kind: int) -> Rows:
         count = int(self._counts[3 + kind])
         line, at_ms, tag, iteration, fresh = self._meta[kind, :, :count]
         values: dict[str, npt.NDArray[np.float64]] = {}
+        full: set[str] = set()
         for key, target in enumerate(self._column[: self._counts[0]]):
             if target < 0:
+                continue
+            present = int(self._present[kind, target])
+            if not present:
                 continue
             column = self._values[kind, target, :count]
             name = self._key_names[key]
             if name in values:
                 values[name] = np.where(np.isnan(values[name]), column, values[name])
-            elif not np.isnan(column).all():
+                full.discard(name)
+            else:
                 values[name] = column.copy()
+                if present == count:
+                    full.add(name)
         return Rows(
             line.astype(np.int32),
             at_ms.copy(),
@@ -435,4 +510,5 @@ class Scanner:
             iteration.astype(np.int32),
             fresh.astype(np.bool_),
             values,
+            frozenset(full),
         )
