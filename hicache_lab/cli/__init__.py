@@ -17,6 +17,7 @@ from hicache_lab.errors import HicacheLabError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module below hicache_lab.cli, one line of help)
+    "parse": ("logs", "What an SGLang log says: runs, ranks, pools, batches, throughput, errors"),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.batch import BOOLEANS, is_integer, parse_batch
-from hicache_lab.logs.patterns import exception_of, match_message, unwrap
+from hicache_lab.logs.patterns import MARKS, exception_of, match_message, unwrap
 from hicache_lab.logs.prefix import Head, records
 
 # what containers, schedulers and the kernel log put before a line that has no prefix of its own
@@ -27,8 +27,12 @@ _OUTER = re.compile(
     r")"
 )
 _CRI_PART = re.compile(r"^\S+ (?:stdout|stderr) P ")
-_DOCKER_JSON = re.compile(r'^\{"log":"')
+_DOCKER_JSON = re.compile(r'^\{"log": ?"')
 _PINNING = re.compile(r"init_kv_buffer|pin_memory|memory_pool_host|HostKVCache|alloc_with_pin|cudaHost")
+# keys and passwords that a log of server arguments may hold are never kept
+_SECRET = re.compile(
+    r"""(['"]?\b(?:admin_)?(?:api_key|ssl_keyfile_password|hf_token|auth_token)['"]?\s*[=:]\s*)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+)
 _BATCH_FIELDS = frozenset(f.name for f in fields(ev.Batch)) - {f.name for f in fields(ev.Event)} - {"phase", "iteration", "other"}
 
 
@@ -124,7 +128,7 @@ class Assembler:
 
     def _container(self, line: str) -> str | None:
         # docker's json-file and CRI cut records at 16 KiB; the parts are joined again
-        if line.startswith('{"log":"') and _DOCKER_JSON.match(line):
+        if line.startswith('{"log":') and _DOCKER_JSON.match(line):
             try:
                 entry = json.loads(line)
             except ValueError:
@@ -174,7 +178,7 @@ class Assembler:
             return
         if self._join(stripped, line):
             return
-        for message in (text, unwrap(text)):
+        for message in (text, text.strip(MARKS)):
             lines = self._statement(message)
             if lines is not None:
                 yield from self.interrupt()
@@ -245,6 +249,7 @@ class Assembler:
         message = head.message.strip()
         common: dict[str, Any] = {"where": where, "at": head.at, "rank": head.rank, "text": message}
         if message.startswith("server_args="):
+            message = common["text"] = _SECRET.sub(r"\1'***'", message)
             return ev.ServerArgs(**common, variant="server_args", args=parse_args(message))
         if (batch := self._batch(message, common, cut)) is not None:
             return batch

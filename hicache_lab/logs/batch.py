@@ -125,7 +125,7 @@ def parse_batch(message: str, *, cut: bool = False) -> BatchFields | None:
             continue
         known += key in COLUMNS
         values.setdefault(column_of(key), _number(text))
-    if known < 2:
+    if known < (1 if cut else 2):
         return None
     return BatchFields(begin[1].lower(), int(begin[2]) if begin[2] else None, values)
 

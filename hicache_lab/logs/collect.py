@@ -85,6 +85,7 @@ def read_log(
     paths: str | Path | Iterable[str | Path],
     *,
     columns: bool = False,
+    patient: bool | None = None,
     on_read: Callable[[int], object] | None = None,
 ) -> Log:
     """Read logs whole, in memory bounded whatever their size.
@@ -92,6 +93,8 @@ def read_log(
     Args:
         paths: one or more files, directories, or ``-``; rotated files of one log become one stream.
         columns: keep every batch line's fields as columns (``frames`` makes DataFrames of them).
+        patient: use only the line-by-line parser (true) or the byte scanner (false); by default the size decides,
+            because loading the scanner pays off only for large logs. Both give the same.
         on_read: called with the bytes of each read, for a progress bar.
 
     Returns:
@@ -108,7 +111,9 @@ def read_log(
 
         log.columns = ColumnStore()
     for source in log.sources:
-        _Stream(log, source).read(on_read)
+        # numba's import and first compilation are worth their time only for a large log
+        small = STDIN not in source.paths and source.size < _PATIENT_BYTES
+        _Stream(log, source).read(on_read, patient=small if patient is None else patient)
     return log
 
 
@@ -155,9 +160,7 @@ class _Stream:
         self.path = source.paths[0]
         self.previous_line = 0
 
-    def read(self, on_read: Callable[[int], object] | None) -> None:
-        # numba's import and first compilation are worth their time only for a large log
-        patient = STDIN not in self.source.paths and self.source.size < _PATIENT_BYTES
+    def read(self, on_read: Callable[[int], object] | None, *, patient: bool) -> None:
         scanner = None
         if not patient:
             from hicache_lab.logs.scanner import Scanner
@@ -193,6 +196,8 @@ class _Stream:
         for rows, phase in ((scan.decode, "decode"), (scan.prefill, "prefill")):
             if len(rows):
                 self._rows(rows, phase, scanner)
+                if self.run is not None and phase in scan.samples:
+                    self.run.lines.setdefault(f"{phase}:", scan.samples[phase])
         if scan.last_line > self.previous_line:
             self._take(self.assembler.interrupt())
         self.previous_line = scan.last_line
@@ -250,7 +255,7 @@ class _Stream:
         elif batch.running_req == 0:
             self.idle[label] = True
         run.batches.add(batch, fresh)
-        run.lines.setdefault(f"{batch.phase}:{len(batch.other)}", batch.text)
+        run.lines.setdefault(f"{batch.phase}:", batch.text)
         if label:
             run.labels.setdefault(label)
         run.saw(batch.at)
@@ -326,8 +331,3 @@ def _ahead(scans: Iterator[Scan]) -> Iterator[Scan]:
 
 def _time(at_ms: int) -> datetime:
     return datetime.fromtimestamp(at_ms / 1000, UTC).replace(tzinfo=None)
-
-
-def is_path(text: str) -> bool:
-    """Whether a word names something to read."""
-    return text == STDIN or Path(text).exists()

@@ -84,7 +84,7 @@ class ColumnStore:
             out[name] = np.concatenate(pieces) if pieces else _absent(name, 0)
         # one part instead of many from here on: the pieces are not held twice
         self._parts[phase] = [out] if parts else []
-        return out
+        return dict(out)
 
     def __len__(self) -> int:
         return sum(len(part["line"]) for parts in self._parts.values() for part in parts) + sum(map(len, self._loose.values()))

@@ -456,7 +456,7 @@ PATTERNS: tuple[Pattern, ...] = (
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NESTED = re.compile(r"^(?:\[[^\]\n]{0,80}\] ?){1,6}(?:>>> )?")
 _EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure)|Exception)(?:: ?(.*))?$", re.S)
-_MARKS = " \t>`'\"*|"
+MARKS = " \t>`'\"*|"
 
 
 def _tables() -> tuple[dict[str, tuple[Pattern, ...]], dict[str, tuple[Pattern, ...]], tuple[Pattern, ...]]:
@@ -504,7 +504,7 @@ def match_message(message: str) -> tuple[Pattern, dict[str, Any]] | None:
 
 def unwrap(message: str) -> str:
     """The message without a logger's own brackets (``[ERROR] [PID-42] >>> …``) and without quoting marks."""
-    return _NESTED.sub("", message).strip(_MARKS)
+    return _NESTED.sub("", message).strip(MARKS)
 
 
 def exception_of(line: str) -> tuple[str, str] | None:

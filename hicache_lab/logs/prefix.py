@@ -22,6 +22,7 @@ _BARE = re.compile(rf"^\[?{_STAMP}\]:? ")
 _LOGGER = re.compile(
     rf"^\[?{_STAMP}(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]+(?:\S+ ){{0,3}}?(?:- )?"
     r"\[?(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL)\]?[ :\t-]+"
+    r"(?:[a-z_]\w*(?:\.\w+)+(?::\d+)?: )?"
 )
 _FIND_STAMP = re.compile(_STAMP)
 _TAG = re.compile(r"([A-Za-z_][A-Za-z_.]*?)(\d+)?$")

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -57,17 +57,16 @@ def open_bytes(path: str) -> BinaryIO:
         raise InputError(f"{path}: cannot be read: {error.strerror}; give the path of a log file") from error
     magic = raw.read(6)
     raw.seek(0)
-    if magic.startswith(b"\x1f\x8b"):
-        return io.BufferedReader(gzip.GzipFile(fileobj=raw))
+    packed = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+    for mark, opener in packed.items():
+        if magic.startswith(mark):
+            raw.close()
+            return cast("BinaryIO", opener(path, "rb"))
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
         import zstandard
 
         reader: BinaryIO = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
         return reader
-    if magic.startswith(b"BZh"):
-        return io.BufferedReader(bz2.BZ2File(raw))
-    if magic.startswith(b"\xfd7zXZ\x00"):
-        return io.BufferedReader(lzma.LZMAFile(raw))
     return raw
 
 

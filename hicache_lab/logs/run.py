@@ -56,7 +56,11 @@ class BatchStats:
     def peak(self, name: str, value: float, where: ev.Where) -> None:
         """Take a candidate for the largest value of a column."""
         known = self.peaks.get(name)
-        if not math.isnan(value) and (known is None or value > known.value):
+        if math.isnan(value):
+            return
+        # rows come by phase, so a line that stands earlier may come later
+        earlier = known is not None and value == known.value and where.file == known.where.file and where < known.where
+        if known is None or value > known.value or earlier:
             self.peaks[name] = Peak(value, where)
 
     def add(self, batch: ev.Batch, fresh: bool) -> None:

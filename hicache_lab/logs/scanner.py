@@ -387,14 +387,18 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one pass found: rows by phase, the other lines as (line number, bytes, ended by a newline), how many access
-    lines were only counted, and the last line's number."""
+    """What one pass found.
+
+    ``others`` are the lines left to the patient parser as (line number, bytes, ended by a newline), ``accesses`` the
+    access lines that were only counted, ``samples`` the message of one batch line of each phase.
+    """
 
     decode: Rows
     prefill: Rows
     others: list[tuple[int, bytes, bool]]
     accesses: int
     last_line: int
+    samples: dict[str, str]
 
 
 @dataclass
@@ -446,6 +450,7 @@ class Scanner:
         Returns:
             The position that was reached and what was found.
         """
+        begin = position
         self._counts[3:] = 0
         self._present[:] = 0
         position, self.lines = _scan(
@@ -471,17 +476,22 @@ class Scanner:
             self._values,
             self._others,
         )
-        for begin, length in self._new_keys[: self._counts[6]]:
-            self._key_names.append(column_of(bytes(chunk[begin : begin + length]).decode("ascii", "replace")))
-        for begin, length in self._new_tags[: self._counts[7]]:
-            self.tags.append(rank_of(bytes(chunk[begin : begin + length]).decode("ascii", "replace")).label)
+        for at, length in self._new_keys[: self._counts[6]]:
+            self._key_names.append(column_of(bytes(chunk[at : at + length]).decode("ascii", "replace")))
+        for at, length in self._new_tags[: self._counts[7]]:
+            self.tags.append(rank_of(bytes(chunk[at : at + length]).decode("ascii", "replace")).label)
         others = [
-            (number, chunk[begin:end].tobytes(), end < len(chunk))
-            for begin, end, number in self._others[: self._counts[5]].tolist()
+            (number, chunk[first:last].tobytes(), last < len(chunk))
+            for first, last, number in self._others[: self._counts[5]].tolist()
         ]
-        return position, Scan(
-            self._rows(DECODE), self._rows(PREFILL), others, int(self._counts[8]), self.lines
-        )
+        samples = {}
+        window = chunk[begin : begin + 65536].tobytes()
+        for phase, words in (("decode", b"] Decode batch"), ("prefill", b"] Prefill batch")):
+            at = window.find(words)
+            if at >= 0 and (end := window.find(b"\n", at)) >= 0:
+                samples[phase] = window[at + 2 : end].decode("utf-8", "replace").rstrip("\r")
+        accesses = int(self._counts[8])
+        return position, Scan(self._rows(DECODE), self._rows(PREFILL), others, accesses, self.lines, samples)
 
     def _rows(self, kind: int) -> Rows:
         count = int(self._counts[3 + kind])
