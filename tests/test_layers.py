@@ -13,7 +13,7 @@ LAYERS = [
     {"geometry", "models", "releases", "host", "launch", "traces"},
     {"sizing", "resolution", "logs", "cachesim", "server"},
     {"preflight", "incident", "replay", "load", "source", "vectors"},
-    {"figures", "runs", "cpuserver"},
+    {"casefile", "figures", "runs", "cpuserver"},
     {"widgets", "sweeps", "report"},
     {"cli"},
 ]

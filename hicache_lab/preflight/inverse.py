@@ -1,0 +1,118 @@
+"""The inverse of a verdict: the largest size and the largest ratio that still fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hicache_lab.launch import LaunchConfig
+from hicache_lab.preflight.verdict import Answer, Question, assess
+from hicache_lab.releases import RESERVE_BYTES, rules_for
+from hicache_lab.units import GB
+
+_RATIO_STEP = 10  # ratios are offered in tenths
+_MOST_RATIO = 1000
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The largest settings with a verdict no worse than asked for; None where none is.
+
+    ``size_gb`` is GB (1e9) per rank and a whole number, as the flag wants it; ``*_bytes`` is what the host really gives.
+    """
+
+    size_gb: int | None
+    size_bytes: int | None
+    ratio: float | None
+    ratio_bytes: int | None
+    size_answer: Answer | None = None
+    ratio_answer: Answer | None = None
+
+
+def _sized(question: Question, size_gb: int | None, ratio: float | None) -> LaunchConfig:
+    # what was typed no longer stands for these flags
+    return replace(question.config, hicache_size=size_gb, hicache_ratio=ratio, source=None)
+
+
+def with_size(question: Question, size_gb: int) -> Question:
+    """The same launch with --hicache-size and without --hicache-ratio."""
+    return replace(question, config=_sized(question, size_gb, None))
+
+
+def with_ratio(question: Question, ratio: float) -> Question:
+    """The same launch with --hicache-ratio and without --hicache-size."""
+    return replace(question, config=_sized(question, None, ratio))
+
+
+def with_release(question: Question, version: str) -> Question:
+    """The same launch on another SGLang release."""
+    return replace(question, rules=rules_for(version), config=replace(question.config, sglang_version=version))
+
+
+def _largest(fits: Callable[[int], Answer], accepted: tuple[str, ...], most: int, start: int) -> Answer | None:
+    """The answer for the largest number that is accepted, by bisection.
+
+    A host pool that is too small for its device pool is refused too, so the search runs down from the top: what is
+    too large stays too large. Bytes grow almost linearly, so the first answer says where the end should be; that
+    place and its neighbour are tried before the interval is halved.
+    """
+    low, high, best = 0, most + 1, None
+    start = min(max(start, 1), most)
+    probes = [start]
+    while high - low > 1:
+        number = probes.pop(0) if probes else (low + high) // 2
+        if not low < number < high:
+            continue
+        answer = fits(number)
+        if answer.verdict in accepted:
+            low, best = number, answer
+        elif answer.verdict == "ASSERT":
+            low = number
+        else:
+            high = number
+        if number == start and answer.resident_bytes > 0:
+            end = int(number * _share_of_room(answer, accepted))
+            probes = [end, end + 1, end - 1]
+    return best
+
+
+def _share_of_room(answer: Answer, accepted: tuple[str, ...]) -> float:
+    """How many times this answer's pools there is room for: on the host, and for a start in whatever order."""
+    question = answer.question
+    kept = RESERVE_BYTES + (0 if "TIGHT" in accepted else question.comfortable_bytes)
+    on_host = max(0, (question.limit_bytes or 0) - kept) / answer.resident_bytes
+    if "RACE" in accepted or answer.per_rank_bytes == 0:
+        return on_host
+    return min(on_host, (answer.guaranteed_start_bytes or 0) / answer.per_rank_bytes)
+
+
+def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advice:
+    """What to set instead.
+
+    Args:
+        question: the launch; its own size and ratio are ignored.
+        accepted: verdicts that count; ("FITS", "TIGHT") gives what just leaves the reserve.
+
+    Returns:
+        The largest whole --hicache-size and the largest --hicache-ratio in tenths. The two are different settings:
+        a ratio follows the device pool, a size does not.
+    """
+    limit = question.limit_bytes
+    if limit is None:
+        return Advice(None, None, None, None)
+    sizes = ratios = None
+    if question.rules.has_size_flag and question.geometry.kind != "dsv4":
+        most = max(1, limit // GB + 1)
+        start = most // question.config.ranks_per_host + 1
+        sizes = _largest(lambda n: assess(with_size(question, n)), accepted, most, start)
+    if question.rules.has_ratio_flag and (question.device.tokens or question.device.kv_bytes):
+        most = _MOST_RATIO * _RATIO_STEP
+        ratios = _largest(lambda n: assess(with_ratio(question, n / _RATIO_STEP)), accepted, most, 2 * _RATIO_STEP)
+    return Advice(
+        size_gb=int(sizes.size_gb) if sizes else None,
+        size_bytes=sizes.resident_bytes if sizes else None,
+        ratio=ratios.ratio if ratios else None,
+        ratio_bytes=ratios.resident_bytes if ratios else None,
+        size_answer=sizes,
+        ratio_answer=ratios,
+    )
