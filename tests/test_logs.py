@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_lab.logs import events as ev
-from hicache_lab.logs.assemble import Assembler, parse_args
+from hicache_lab.logs.assemble import Assembler
 from hicache_lab.logs.collect import follow_events, read_events, read_log
 from hicache_lab.logs.prefix import records
 from hicache_lab.logs.reader import sources
@@ -370,9 +370,10 @@ def test_follow_reads_a_growing_and_a_replaced_file(tmp_path: Path) -> None:
 
 
 def test_arguments_of_a_cut_or_hostile_line() -> None:
-    args = parse_args("server_args=ServerArgs(model_path='m', extra='{\"a\": [1, 2], \"tp_size\": 9}', tp_size=8, x=<Foo>, y=inf, hicache_siz")
-    assert args["tp_size"] == 8
-    assert args["model_path"] == "m"
+    (event,) = parse("[2026-01-02 03:04:05] server_args=ServerArgs(model_path='m', extra='{\"a\": [1, 2], \"tp_size\": 9}', tp_size=8, x=<Foo>, y=inf, hicache_siz")
+    assert isinstance(event, ev.ServerArgs)
+    assert event.args["tp_size"] == 8
+    assert event.args["model_path"] == "m"
     (event,) = parse("[2026-01-02 03:04:05] server_args=ServerArgs(api_key='sk-secret', tp_size=2, x=__import__('os').system('true'))")
     assert isinstance(event, ev.ServerArgs)
     assert "sk-secret" not in repr(event)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+from hicache_lab.launch.dump import server_args_entries
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.batch import BOOLEANS, is_integer, parse_batch
 from hicache_lab.logs.patterns import MARKS, exception_of, match_message, unwrap
@@ -250,7 +250,7 @@ class Assembler:
         common: dict[str, Any] = {"where": where, "at": head.at, "rank": head.rank, "text": message}
         if message.startswith("server_args="):
             message = common["text"] = _SECRET.sub(r"\1'***'", message)
-            return ev.ServerArgs(**common, variant="server_args", args=parse_args(message))
+            return ev.ServerArgs(**common, variant="server_args", args=MappingProxyType(server_args_entries(message)))
         if (batch := self._batch(message, common, cut)) is not None:
             return batch
         match = match_message(message)
@@ -320,34 +320,3 @@ def _pool_name(printed: str) -> str:
     words = printed.lower().removesuffix(" hierarchical cache").replace("hierarchical ", "").split()
     name = "_".join(words)
     return {"nsa": "nsa_indexer", "dsa": "dsa_indexer", "target": "kv", "full": "full"}.get(name, name)
-
-
-_PAIR = re.compile(
-    r"""(?:^|[(,{]\s*)['"]?(?P<key>[a-z_][a-z0-9_]*)['"]?\s*[=:]\s*"""
-    r"""(?P<value>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\[[^\[\]]*\]|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|True|False|None)(?=\s*[,)}])"""
-)
-
-
-def parse_args(message: str) -> Mapping[str, Any]:
-    """The arguments of a ``server_args=…`` record, in the ``ServerArgs(…)`` or the dict form.
-
-    The line holds nested values, JSON inside quotes and class representations, and may be cut: what is a Python
-    literal is taken, nothing is evaluated, and what cannot be read is left out.
-    """
-    body = message.partition("=")[2].strip()
-    if body.startswith("{"):
-        try:
-            whole = ast.literal_eval(body)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            whole = None
-        if isinstance(whole, dict):
-            return MappingProxyType({str(key): value for key, value in whole.items()})
-    found: dict[str, Any] = {}
-    position = body.find("(") if body.startswith("ServerArgs") else body.find("{")
-    while (match := _PAIR.search(body, max(position, 0))) is not None:
-        try:
-            found.setdefault(match["key"], ast.literal_eval(match["value"]))
-        except (ValueError, SyntaxError):
-            pass
-        position = match.end()
-    return MappingProxyType(found)

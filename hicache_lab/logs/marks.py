@@ -10,36 +10,20 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_LAST = "0.5.23"
+from hicache_lab.releases import VERIFIED, parse_version
+
+_FIRST, _LAST = VERIFIED[0], VERIFIED[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRange:
     """Releases from ``first`` to ``last``, both included."""
 
-    first: str = "0.4.4"
+    first: str = _FIRST
     last: str = _LAST
 
     def __str__(self) -> str:
         return self.first if self.first == self.last else f"{self.first} … {self.last}"
-
-    def before(self, release: str) -> bool:
-        """Every release of the range is older than ``release``."""
-        return release_key(self.last) < release_key(release)
-
-    def since(self, release: str) -> bool:
-        """No release of the range is older than ``release``."""
-        return release_key(self.first) >= release_key(release)
-
-
-def release_key(release: str) -> tuple[int, ...]:
-    """Sort key of ``0.4.10.post2``; a release candidate sorts before its release."""
-    match = re.match(r"v?(\d+)\.(\d+)\.(\d+)(?:\.?(rc|post)(\d+))?", release)
-    if match is None:
-        return (0,)
-    major, minor, patch = (int(match[i]) for i in (1, 2, 3))
-    tail = {None: 0, "rc": -1000, "post": 0}[match[4]] + (int(match[5]) if match[5] else 0)
-    return (major, minor, patch, tail)
 
 
 # (variant of the event, wording inside it, first release, last release)
@@ -130,5 +114,5 @@ def release_range(lines: Iterable[tuple[str, str]]) -> ReleaseRange | None:
     for variant, text in lines:
         for wording, first, last in _BY_VARIANT.get(variant, ()):
             if wording.search(text):
-                found = ReleaseRange(max(found.first, first, key=release_key), min(found.last, last, key=release_key))
-    return found if release_key(found.first) <= release_key(found.last) else None
+                found = ReleaseRange(max(found.first, first, key=parse_version), min(found.last, last, key=parse_version))
+    return found if parse_version(found.first) <= parse_version(found.last) else None
