@@ -25,6 +25,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verdicts": ("records", "replay recorded cases and report verdicts and misses"),
     "run": ("running", "run notebooks headless, each into a folder with its HTML and result.json"),
     "parse": ("logs", "what an SGLang log says: runs, ranks, pools, batches, throughput, errors"),
+    "diagnose": ("incident", "why it failed: causes with the lines that show them, and what was looked for"),
+    "watch": ("incident", "sample the host's memory into a file that survives a crash"),
 }
 
 

@@ -230,7 +230,7 @@ class Assembler:
         if not (natural or wrapped) or self._statement(unwrap(stripped)) is not None:
             return False
         joined = message.rstrip() + ("\n" if natural else " ") + stripped
-        head = Head(pending.head.at, pending.head.rank, joined, pending.head.headed)
+        head = replace(pending.head, message=joined)
         event = self._event(head, pending.where, cut=False)
         if event is None or isinstance(event, ev.Failure) or (pending.event is not None and type(event) is not type(pending.event)):
             return False
@@ -247,7 +247,7 @@ class Assembler:
 
     def _event(self, head: Head, where: ev.Where, *, cut: bool) -> ev.Event | None:
         message = head.message.strip()
-        common: dict[str, Any] = {"where": where, "at": head.at, "rank": head.rank, "text": message}
+        common: dict[str, Any] = {"where": where, "at": head.at, "rank": head.rank, "text": message, "prefix": head.prefix}
         if message.startswith("server_args="):
             message = common["text"] = _SECRET.sub(r"\1'***'", message)
             return ev.ServerArgs(**common, variant="server_args", args=MappingProxyType(server_args_entries(message)))

@@ -55,6 +55,7 @@ class Event:
         at: the record's own time, as printed (no zone); None if the line carries none.
         rank: who said it.
         text: the message without its prefix.
+        prefix: the record's own prefix as printed, for quoting the line.
         variant: the entry of the pattern table that recognised it.
     """
 
@@ -64,6 +65,7 @@ class Event:
     rank: Rank = Rank()
     text: str = ""
     variant: str = ""
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,12 +32,13 @@ _QUOTED = ("server_args=", "Receive: ", "Finish: ", "ReqTimeStats(", "Req Time S
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """One record: its time and rank as printed, and its message."""
+    """One record: its time and rank, its message, and the prefix as it was printed."""
 
     at: datetime | None
     rank: Rank
     message: str
     headed: bool = True
+    prefix: str = ""
 
 
 @lru_cache(maxsize=4096)
@@ -92,7 +93,7 @@ def _headed(line: str, matches: list[re.Match[str]]) -> list[Head]:
         quoted = message.startswith(_QUOTED)
         if not quoted and index + 1 < len(matches):
             message = line[match.end() : matches[index + 1].start()]
-        heads.append(Head(time_of(match[1], match[2]), rank_of(match[3]), message))
+        heads.append(Head(time_of(match[1], match[2]), rank_of(match[3]), message, prefix=match[0]))
         if quoted:
             break
     return heads
@@ -100,11 +101,11 @@ def _headed(line: str, matches: list[re.Match[str]]) -> list[Head]:
 
 def _unusual(line: str) -> Head:
     if match := _UNDATED.search(line):
-        return Head(None, rank_of(match[1]), line[match.end() :])
+        return Head(None, rank_of(match[1]), line[match.end() :], prefix=match[0])
     if match := _EATEN.match(line):
         stamp = _FIND_STAMP.search(match[1])
         at = time_of(f"{stamp[1]} {stamp[2]}", stamp[3]) if stamp else None
-        return Head(at, rank_of(match[2]), line[match.end() :])
+        return Head(at, rank_of(match[2]), line[match.end() :], prefix=match[0])
     if match := _LOGGER.match(line) or _BARE.match(line):
-        return Head(time_of(f"{match[1]} {match[2]}", match[3]), Rank(), line[match.end() :])
+        return Head(time_of(f"{match[1]} {match[2]}", match[3]), Rank(), line[match.end() :], prefix=match[0])
     return Head(None, Rank(), line, headed=False)
