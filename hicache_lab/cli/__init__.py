@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "parse": ("logs", "what an SGLang log says: runs, ranks, pools, batches, throughput, errors"),
     "diagnose": ("incident", "why it failed: causes with the lines that show them, and what was looked for"),
     "watch": ("incident", "sample the host's memory into a file that survives a crash"),
+    "server": (
+        "servers",
+        "a real SGLang with HiCache on this machine's CPU: install, start, stop, status, logs",
+    ),
 }
 
 

@@ -17,13 +17,17 @@ Source = Literal["server", "kernel", "memory"]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One thing that happened. ``at`` is None where no line gives its time; ``evidence`` is the first line."""
+    """One thing that happened. ``at`` is None where no line gives its time; ``evidence`` is the first line.
+
+    ``what`` is in our words; ``quote`` is text of the log and untrusted.
+    """
 
     at: datetime | None
     source: Source
     what: str
     evidence: Evidence
     important: bool = False
+    quote: str = ""
 
 
 def timeline(facts: Facts) -> list[Moment]:
@@ -61,7 +65,7 @@ def _of_run(seen: RunFacts) -> Iterator[Moment]:
         total = run.counts[kind]
         times = f" ({total} times)" if total > 1 else ""
         first = min(events, key=lambda event: (event.at or datetime.max, event.where.line))
-        yield Moment(first.at, "server", f"{words}{times}: {first.text[:140]}", Evidence.of(first), True)
+        yield Moment(first.at, "server", f"{words}{times}", Evidence.of(first), True, first.text[:160])
     for kill in seen.kills:
         if kill.at is not None:
             yield _kill(kill)
@@ -99,7 +103,8 @@ def _milestones(milestones: Iterator[ev.Milestone]) -> Iterator[Moment]:
 def _kill(kill: ev.KernelOom) -> Moment:
     held = f", {format_gb(kill.resident_bytes)} resident" if kill.resident_bytes else ""
     where = "in its control group" if kill.cgroup else "for the host's memory"
-    return Moment(kill.at, "kernel", f"the kernel kills {kill.comm} (pid {kill.pid}) {where}{held}", Evidence.of(kill), True)
+    what = f"the kernel kills pid {kill.pid} {where}{held}"
+    return Moment(kill.at, "kernel", what, Evidence.of(kill), True, kill.comm or "")
 
 
 def _untimed_kills(facts: Facts) -> list[Moment]:
