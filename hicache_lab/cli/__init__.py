@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("running", "run notebooks headless, each into a folder with its HTML and result.json"),
     "parse": ("logs", "what an SGLang log says: runs, ranks, pools, batches, throughput, errors"),
     "diagnose": ("incident", "why it failed: causes with the lines that show them, and what was looked for"),
+    "report": ("incident", "a postmortem or a run's record as Markdown and one HTML file"),
     "watch": ("incident", "sample the host's memory into a file that survives a crash"),
     "server": (
         "servers",

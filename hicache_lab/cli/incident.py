@@ -1,4 +1,4 @@
-"""``diagnose`` and ``watch``: why it failed, and a memory series for the next time."""
+"""``diagnose``, ``report`` and ``watch``: why it failed, written up, and a memory series for the next time."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     """The arguments of one of the commands."""
     if command == "watch":
         _watch_arguments(parser)
+    elif command == "report":
+        _report_arguments(parser)
     else:
         parser.add_argument("logs", nargs="+", metavar="LOG", help="server log, rotated set, directory, or -")
         add_facts(parser)
@@ -55,6 +57,8 @@ def run(command: str, args: argparse.Namespace) -> int:
     """Run one of the commands."""
     if command == "watch":
         return _watch(args)
+    if command == "report":
+        return _report(args)
     from hicache_lab.incident import diagnose
 
     result = diagnose(gather_from(args, args.logs))
@@ -96,6 +100,44 @@ def printable(text: str) -> str:
 
 def _wrap(text: str, indent: str) -> list[str]:
     return textwrap.wrap(printable(text), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "targets", nargs="+", metavar="RUN|INCIDENT|LOG", help="a run folder, an incident folder or its name, or server logs"
+    )
+    add_facts(parser)
+    parser.add_argument("--title", default="", help="title of the document")
+    parser.add_argument("--timezone", default="UTC", help="zone of the logs' clock (IANA name, default UTC)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where the two files go (default: reports/NAME)")
+
+
+def _report(args: argparse.Namespace) -> int:
+    from hicache_lab.report import postmortem, run_report, write_report
+    from hicache_lab.units import parse_bytes
+
+    first = Path(args.targets[0])
+    if (first / "result.json").exists():
+        if len(args.targets) > 1:
+            raise UsageError("report: one run folder at a time")
+        name, document = "report", run_report(first)
+        folder = args.output or first
+    else:
+        post = postmortem(
+            args.targets,
+            kernel_logs=args.kernel_log,
+            memory=args.memory,
+            title=args.title,
+            timezone=args.timezone,
+            host_ram_bytes=parse_bytes(args.host_ram, what="--host-ram") if args.host_ram else None,
+            available_bytes=parse_bytes(args.available, what="--available") if args.available else None,
+            release=args.sglang_version,
+        )
+        name, document = "postmortem", post.document()
+        folder = args.output or Path("reports") / (post.case.folder.name if post.case else first.name.split(".")[0] or "incident")
+    for path in write_report(document, folder, name):
+        print(path)
+    return 0
 
 
 def _watch_arguments(parser: argparse.ArgumentParser) -> None:

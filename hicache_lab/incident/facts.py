@@ -53,6 +53,7 @@ class Facts:
     stated_total_bytes: int | None = None
     stated_available_bytes: int | None = None
     stated_release: str | None = None
+    stated_by: str = "stated"
 
     @property
     def kills(self) -> list[ev.KernelOom]:
@@ -64,7 +65,7 @@ class Facts:
     def total(self) -> Amount | None:
         """RAM of the host."""
         if self.stated_total_bytes is not None:
-            return Amount(self.stated_total_bytes, "stated")
+            return Amount(self.stated_total_bytes, self.stated_by)
         for sample in self.memory:
             if sample.total_bytes is not None:
                 return Amount(sample.total_bytes, "memory samples", (Evidence.of(sample),))
@@ -166,7 +167,7 @@ class RunFacts:
         """Memory available when the host pools were asked for, from the best source there is."""
         facts = self.facts
         if facts.stated_available_bytes is not None:
-            return Amount(facts.stated_available_bytes, "stated")
+            return Amount(facts.stated_available_bytes, facts.stated_by)
         first = min((pool.at for pool in self.run.host_pools if pool.at is not None), default=None)
         if (sample := self._sample_before(first)) is not None and sample.left_bytes is not None:
             return Amount(sample.left_bytes, "memory samples", (Evidence.of(sample),))
@@ -243,6 +244,7 @@ def gather(
     host_ram_bytes: int | None = None,
     available_bytes: int | None = None,
     release: str | None = None,
+    stated_by: str = "stated",
 ) -> Facts:
     """Read everything that belongs to an incident.
 
@@ -253,6 +255,7 @@ def gather(
         host_ram_bytes: RAM of the host, if somebody knows it.
         available_bytes: memory available before the launch, if somebody knows it.
         release: the SGLang release; otherwise the wording of the lines says which it can be.
+        stated_by: who says what the last three say, in a word.
 
     Raises:
         InputError: a file cannot be read or has no known form.
@@ -269,6 +272,7 @@ def gather(
         stated_total_bytes=host_ram_bytes,
         stated_available_bytes=available_bytes,
         stated_release=release,
+        stated_by=stated_by,
     )
 
 
