@@ -166,9 +166,7 @@ def test_text_config_two_levels_down() -> None:
         ([], None),
     ],
 )
-def test_quantization_config_at_either_level(
-    nested: bool, quantization: object, expected: str | None
-) -> None:
+def test_quantization_config_at_either_level(nested: bool, quantization: object, expected: str | None) -> None:
     config = config_of("kimi-k2.5")
     text_of(config).pop("quantization_config")
     (text_of(config) if nested else config)["quantization_config"] = quantization
@@ -262,9 +260,7 @@ def test_a_mistral_window_covers_every_layer_with_the_same_heads() -> None:
 
 def test_infinity_and_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(
-        "\ufeff" + json.dumps(config_of("nemotron-h-56b") | {"time_step_limit": [0.0, float("inf")]})
-    )
+    path.write_text("\ufeff" + json.dumps(config_of("nemotron-h-56b") | {"time_step_limit": [0.0, float("inf")]}))
     assert "Infinity" in path.read_text()
     assert load_geometry(path).kv_bytes_per_token(2, 8) == 5_120
 
@@ -280,9 +276,7 @@ def test_null_kv_heads_and_nemotron_nas_are_refused() -> None:
     }
     with pytest.raises(UnknownFact, match="DeciLMForCausalLM"):
         load_geometry(nas)
-    with pytest.raises(
-        UnknownFact, match=r"num_key_value_heads.*layer_kinds|layer_kinds.*num_key_value_heads"
-    ):
+    with pytest.raises(UnknownFact, match=r"num_key_value_heads.*layer_kinds|layer_kinds.*num_key_value_heads"):
         load_geometry(nas, overrides={"kind": "gqa"})
 
 
@@ -445,14 +439,11 @@ def test_layer_numbers_of_kimi_k3_count_from_one() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["gemma-2-9b", "gpt-oss-20b", "qwen3-next-80b-a3b", "gemma-3-12b", "command-a"]
-)
+@pytest.mark.parametrize("name", ["gemma-2-9b", "gpt-oss-20b", "qwen3-next-80b-a3b", "gemma-3-12b", "command-a"])
 def test_class_rules_are_on_record(name: str) -> None:
     config = config_of(name)
     removed = [
-        text_of(config).pop(key, None)
-        for key in ("layer_types", "sliding_window_pattern", "full_attention_interval")
+        text_of(config).pop(key, None) for key in ("layer_types", "sliding_window_pattern", "full_attention_interval")
     ]
     geometry = load_geometry(config)
     assert geometry.layer_kinds == load_geometry(name).layer_kinds
@@ -576,9 +567,7 @@ def test_inline_slips(inline: dict[str, Any], error: type[HicacheLabError], mess
 
 def test_an_unknown_architecture_is_refused_until_told() -> None:
     config = {**LLAMA, "architectures": ["LlammaForCausalLM"]}
-    with pytest.raises(
-        UnknownFact, match=r"'LlammaForCausalLM' is not known.*close: LlamaForCausalLM.*\"kind\""
-    ):
+    with pytest.raises(UnknownFact, match=r"'LlammaForCausalLM' is not known.*close: LlamaForCausalLM.*\"kind\""):
         load_geometry(config)
     with pytest.raises(UnknownFact, match="head_dim"):
         load_geometry(config, overrides={"kind": "gqa"})
@@ -595,11 +584,12 @@ def test_an_unknown_wrapper_of_a_known_text_model() -> None:
 
 
 def test_overrides_beat_the_file_and_slips_are_named() -> None:
-    assert (
-        load_geometry("llama-3.1-8b", overrides={"num_key_value_heads": 4}).kv_bytes_per_token(2, 1) == 65_536
-    )
+    assert load_geometry("llama-3.1-8b", overrides={"num_key_value_heads": 4}).kv_bytes_per_token(2, 1) == 65_536
+    assert load_geometry("llama-3.1-8b", overrides={"num_key_value_heads": 4}).confidence == "inline"
     with pytest.raises(UsageError, match="did you mean num_key_value_heads"):
         load_geometry("llama-3.1-8b", overrides={"num_kv_heads": 4})
+    with pytest.raises(UsageError, match="did you mean num_key_value_heads"):
+        load_geometry({"kind": "gqa", "num_hidden_layers": 2, "num_kv_heads": 4, "head_dim": 8})
 
 
 def test_a_config_by_path_or_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -650,8 +640,14 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     "name", ["", "  ", "../../etc/passwd", "/etc/passwd-", "a\x00b", "x" * 10_000, "~nobody-here/x", "/"]
 )
 def test_a_name_is_not_a_path(name: str) -> None:
-    with pytest.raises((UnknownFact, InputError)):
+    with pytest.raises((UnknownFact, InputError, UsageError)):
         load_geometry(name)
+
+
+@pytest.mark.parametrize("model", ["", 5, None, ["kimi-k2.5"]])
+def test_what_is_no_model_is_named(model: Any) -> None:
+    with pytest.raises(UsageError, match="--model: expected"):
+        load_geometry(model)
 
 
 # -- properties ------------------------------------------------------------------------------------
@@ -724,8 +720,7 @@ JSON = st.recursive(
     max_leaves=6,
 )
 KEYS = sorted(
-    {key for name in MODELS for key in text_of(config_of(name))}
-    | {"kind", "state", "layer_kinds", "kv_row_bytes"}
+    {key for name in MODELS for key in text_of(config_of(name))} | {"kind", "state", "layer_kinds", "kv_row_bytes"}
 )
 
 
@@ -740,9 +735,7 @@ def test_arbitrary_json_is_read_or_refused(
     architecture: str, facts: dict[str, Any], nested: bool, data: st.DataObject
 ) -> None:
     config: dict[str, Any] = {"architectures": [architecture]}
-    base = next(
-        (config_of(name) for name in MODELS if find(name).config["architectures"] == [architecture]), {}
-    )
+    base = next((config_of(name) for name in MODELS if find(name).config["architectures"] == [architecture]), {})
     text = text_of(base) | facts if data.draw(st.booleans()) else facts
     config |= {"text_config": text} if nested else text
     try:
@@ -766,3 +759,19 @@ def test_geometry_is_frozen_and_hashable() -> None:
     assert isinstance(geometry.state, StateShape)
     with pytest.raises(AttributeError):
         geometry.window = 5  # type: ignore[misc]
+
+
+LINEAR_KEYS = (
+    *("full_attention_interval", "linear_attn_config", "attn_type_list"),
+    *("hybrid_override_pattern", "layers_block_type"),
+)
+
+
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_a_row_of_the_architecture_table_makes_sense(name: str) -> None:
+    row = architectures()[name]
+    rules = {"full", "window", "window_flag", "no_window"}
+    assert row.source and row.kind in ("gqa", "mla", "dsa", "dsv4")
+    assert set(row.layers) <= set(DECODERS) | rules
+    assert not rules & set(row.layers[:-1]), "a rule comes last, keys of the file before it"
+    assert bool(row.state) == (any(key in row.layers for key in LINEAR_KEYS) and "MiniMaxM2" not in name)

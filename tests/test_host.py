@@ -332,9 +332,7 @@ def test_malformed_huge_pages_are_named(host: Path) -> None:
 
 
 def test_memlock_unlimited(host: Path) -> None:
-    (host / "proc/self/limits").write_text(
-        "Max locked memory         unlimited            unlimited   bytes\n"
-    )
+    (host / "proc/self/limits").write_text("Max locked memory         unlimited            unlimited   bytes\n")
     assert read(host).memlock_is_unlimited
     (host / "proc/self/limits").write_text("Max cpu time unlimited\n")
     facts = read(host)
@@ -365,6 +363,10 @@ def test_stated_available_is_total_without_huge_pages() -> None:
     assert exact.source == "stated" and exact.used_bytes == 4 * GB
 
 
+def test_a_limit_without_its_usage_is_noted() -> None:
+    assert "taken as 0" in HostMemory.stated(total_bytes=5, cgroup_limit_bytes=4).notes[0]
+
+
 def test_stated_cgroup() -> None:
     facts = HostMemory.stated(total_bytes=449 * GB, cgroup_limit_bytes=200 * GB, cgroup_usage_bytes=30 * GB)
     assert facts.effective_available_bytes == 170 * GB
@@ -392,7 +394,7 @@ def test_contradicting_facts_are_refused(facts: dict[str, int], flag: str) -> No
 def test_a_container_never_gets_more_than_the_host(total: int, limit: int, usage: int) -> None:
     facts = HostMemory.stated(total_bytes=total, cgroup_limit_bytes=limit, cgroup_usage_bytes=usage)
     assert 0 <= facts.effective_available_bytes <= min(total, limit)
-    assert facts.effective_total_bytes <= total
+    assert facts.effective_total_bytes == min(total, limit) or limit >= 2**62
 
 
 # the sampler

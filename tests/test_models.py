@@ -28,9 +28,7 @@ def test_an_entry_is_what_it_says(entry: CatalogueEntry) -> None:
         assert find(name) is entry, f"{name} leads to {find(name).name}"
 
 
-@pytest.mark.parametrize(
-    "name", ["kimi-k2.5", "moonshotai/Kimi-K2.5", " KIMI-K2.5 ", "nvidia/kimi-k2.5-nvfp4"]
-)
+@pytest.mark.parametrize("name", ["kimi-k2.5", "moonshotai/Kimi-K2.5", " KIMI-K2.5 ", "nvidia/kimi-k2.5-nvfp4"])
 def test_names_are_found_in_any_case(name: str) -> None:
     assert find(name).name == "Kimi-K2.5"
 

@@ -79,9 +79,7 @@ class Printed:
 
 DEVICE = [
     Printed("Kimi-K2.5", 8, kv(2), 2_454_421, "160.63", 70_272, "indexed log 1272019175"),
-    Printed(
-        "DeepSeek-V3.2", 8, rows(656, indexer=True), 975_424, "43.67", 48_068, "sglang#11309", page_size=64
-    ),
+    Printed("DeepSeek-V3.2", 8, rows(656, indexer=True), 975_424, "43.67", 48_068, "sglang#11309", page_size=64),
     Printed(
         "DeepSeek-V3.2",
         8,
@@ -104,9 +102,7 @@ DEVICE = [
         "SGLang-benchmarks server.log",
         page_size=64,
     ),
-    Printed(
-        "GLM-5", 8, rows(656, indexer=True), 131_072, "7.51", 61_464, "indexed note 56193900378", page_size=64
-    ),
+    Printed("GLM-5", 8, rows(656, indexer=True), 131_072, "7.51", 61_464, "indexed note 56193900378", page_size=64),
     Printed("Qwen3.5-9B", 2, key("full", 2), 327_310, "2.50", 8_192, "indexed log 53944457073"),
     Printed("Qwen3.5-9B", 2, ssm, 186, "4.38", 25_165_824, "indexed log 53944457073"),
     Printed("Qwen3.5-9B", 2, conv, 186, "0.10", 589_824, "indexed log 53944457073"),
@@ -116,14 +112,10 @@ DEVICE = [
     Printed("Qwen3.8-27B", 1, ssm, 360, "50.77", 150_994_944, "indexed note 69213517065"),
     Printed("Qwen3.8-27B", 1, conv, 360, "0.99", 2_949_120, "indexed note 69213517065"),
     Printed("Qwen3.8-27B", 1, key("full", 2), 535_124, "16.33", 32_768, "indexed note 57759592298"),
-    Printed(
-        "Nemotron-3-Nano-30B-A3B", 4, key("full", 1), 19_644_177, "14.05", 768, "indexed note 70117488909"
-    ),
+    Printed("Nemotron-3-Nano-30B-A3B", 4, key("full", 1), 19_644_177, "14.05", 768, "indexed note 70117488909"),
     Printed("Nemotron-3-Nano-30B-A3B", 4, ssm, 2_211, "24.84", 12_058_624, "indexed note 70117488909"),
     Printed("Nemotron-3-Nano-30B-A3B", 4, conv, 2_211, "0.44", 211_968, "indexed note 70117488909"),
-    Printed(
-        "Nemotron-3-Nano-30B-A3B", 4, key("full", 2), 1_557_504, "2.23", 1_536, "indexed note 56880170874"
-    ),
+    Printed("Nemotron-3-Nano-30B-A3B", 4, key("full", 2), 1_557_504, "2.23", 1_536, "indexed note 56880170874"),
     Printed("MiMo-V2-Flash", 4, key("swa", 2), 1_496_958, "41.76", 29_952, "sglang#15464"),
     Printed("MiMo-V2-Flash", 4, value("swa", 2), 1_496_958, "27.84", 19_968, "sglang#15464"),
     Printed("MiMo-V2-Flash", 4, key("full", 2), 1_496_958, "4.82", 3_456, "sglang#15464"),
@@ -135,9 +127,7 @@ DEVICE = [
 ]
 
 HOST = [
-    Printed(
-        "GLM-5.1", 4, rows(576, indexer=False), 3_423_488, "153.81", 44_928, "indexed evidence 71562823791"
-    ),
+    Printed("GLM-5.1", 4, rows(576, indexer=False), 3_423_488, "153.81", 44_928, "indexed evidence 71562823791"),
     Printed(
         "GLM-5.1",
         4,

@@ -12,8 +12,8 @@ from typing import Any
 
 from hicache_lab.errors import InputError, UsageError
 from hicache_lab.host import HostMemory, read_host
-from hicache_lab.launch import LaunchConfig, parse_launch, render
-from hicache_lab.preflight import Answer, Question, advise, ask, assess, explain
+from hicache_lab.launch import LaunchConfig, parse_launch
+from hicache_lab.preflight import Answer, Question, advise, ask, assess, corrected_line, explain
 from hicache_lab.preflight.ask import DEVICE_FACTS, HOST_FACTS, OTHER_FACTS
 from hicache_lab.preflight.inverse import Advice
 from hicache_lab.preflight.record import answer_record
@@ -114,7 +114,8 @@ def _pasted(args: argparse.Namespace) -> str | list[str]:
 
 def _config(command: str, args: argparse.Namespace) -> LaunchConfig:
     if command == "preflight":
-        return parse_launch(_pasted(args))
+        folder = Path(args.source).resolve().parent if args.source not in (None, "-") else Path.cwd()
+        return parse_launch(_pasted(args), sglang_version=args.sglang_version, base_dir=folder)
     model = "inline" if args.model.lstrip().startswith("{") else args.model
     config = parse_launch(["python", "-m", "sglang.launch_server", "--model-path", model, *args.rest])
     # plan answers for given flags, not for a line that was pasted: nothing is refused for how it is spelt
@@ -178,17 +179,6 @@ def _report(answer: Answer, advice: Advice, args: argparse.Namespace, extra: dic
         if extra.get("corrected_launch"):
             print(f"  corrected launch:\n{extra['corrected_launch']}")
     return EXIT[answer.verdict]
-
-
-def _corrected(config: LaunchConfig, answer: Answer, advice: Advice) -> str | None:
-    """The launch line with the largest safe size (or ratio) in it."""
-    if answer.verdict == "FITS" or config.source is None:
-        return None
-    if advice.size_gb is not None and answer.size_gb > 0:
-        return render(config, changes={"hicache_size": advice.size_gb, "hicache_ratio": None})
-    if advice.ratio is not None:
-        return render(config, changes={"hicache_ratio": advice.ratio, "hicache_size": None})
-    return None
 
 
 def _maximum(question: Question, args: argparse.Namespace) -> int:
@@ -286,13 +276,17 @@ def run(command: str, args: argparse.Namespace) -> int:
     question, config, notes = _question(command, args)
     if command == "max":
         return _maximum(question, args)
-    if command == "preflight" and not config.enable_hierarchical_cache:
-        return _switched_off(args, notes)
     answer = assess(question)
+    refused_flag = answer.refusal is not None and answer.refusal.error == "argparse"
+    if command == "preflight" and not config.enable_hierarchical_cache and not refused_flag:
+        return _switched_off(args, notes)
     advice = advise(question)
     extra: dict[str, Any] = {}
     if command == "preflight":
-        extra = {"launch_notes": notes, "corrected_launch": _corrected(config, answer, advice)}
+        extra = {
+            "launch_notes": notes,
+            "corrected_launch": corrected_line(answer, advice, config) if config.source else None,
+        }
     return _report(answer, advice, args, extra)
 
 

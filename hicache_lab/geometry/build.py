@@ -77,7 +77,7 @@ def build(
         inner_architecture=inner,
         model_type=facts.text("model_type"),
         source=source,
-        confidence=confidence,
+        confidence="inline" if overrides else confidence,
         kind=row.kind,
         layer_kinds=kinds,
         full=full,
@@ -97,8 +97,9 @@ def build(
         assumed=tuple(facts.assumed),
         notes=notes + _notes(facts),
     )
-    facts.settle(outer or row.kind)
+    # first: a misspelt key explains a missing one
     _refuse_unused(facts, {**(config if inline else {}), **overrides})
+    facts.settle(outer or row.kind)
     return geometry
 
 
@@ -135,7 +136,7 @@ def _row(facts: Facts, outer: str, inner: str) -> Architecture:
             raise UsageError(f"{facts.origin}: state: expected one of {', '.join(STATES)}, got {str(state)[:40]!r}")
         layers = ("compress_ratios",) if kind == "dsv4" else ("layer_kinds", "full")
         return Architecture(kind=str(kind), layers=layers, state=str(state))
-    close = difflib.get_close_matches(outer[:200], table, n=3)
+    close = difflib.get_close_matches(outer[:200], table, n=3, cutoff=0.85)
     raise UnknownFact(
         f"{facts.origin}: "
         + (f"architecture {outer[:200]!r} is not known" if outer else "the config names no architecture")

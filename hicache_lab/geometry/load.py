@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import InputError, UnknownFact
+from hicache_lab.errors import InputError, UsageError
 from hicache_lab.geometry.build import build
 from hicache_lab.geometry.config import checkpoint_kv_dtype
 from hicache_lab.geometry.shapes import ModelGeometry
@@ -34,6 +34,7 @@ def load_geometry(
     Raises:
         UnknownFact: the name or the architecture is not known, or a fact is missing; nothing is guessed.
         InputError: the file or a value in it is not what it should be.
+        UsageError: no model, or a key given by hand that says nothing about its caches.
     """
     given = dict(overrides or {})
     if isinstance(model, Mapping):
@@ -46,8 +47,9 @@ def load_geometry(
             origin=origin,
             confidence="inline" if inline else "config file",
         )
-    if not str(model).strip():
-        raise UnknownFact("--model: no model given; give a catalogue name, a config.json or a geometry")
+    if not isinstance(model, str | Path) or not str(model).strip():
+        got = f"got {type(model).__name__}" if not isinstance(model, str) else "got nothing"
+        raise UsageError(f"--model: expected a catalogue name, a config.json or a geometry, {got}")
     path = _existing(model)
     if path is not None:
         config = read_config(path)

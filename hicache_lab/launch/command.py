@@ -14,8 +14,17 @@ from hicache_lab.errors import UsageError
 from hicache_lab.launch.config import Container, LaunchConfig, LaunchSource, flag_of
 from hicache_lab.launch.flags import release
 from hicache_lab.launch.options import merge_config_file, read_options
-from hicache_lab.launch.shell import ASSIGNMENT, Command, Word, clean_paste, read_commands
-from hicache_lab.launch.wrappers import docker_run, dockerfile_words, looks_like_document, read_documents
+from hicache_lab.launch.shell import ASSIGNMENT, Command, Word, branches, clean_paste, read_commands
+from hicache_lab.launch.wrappers import (
+    Wrapped,
+    batch_script,
+    docker_run,
+    dockerfile_words,
+    looks_like_document,
+    read_documents,
+    slurm_step,
+    systemd_unit,
+)
 
 _MODULES = re.compile(r"(?:-m)?(?:sglang\.launch_server|sglang_router\.launch_server|dynamo\.sglang(\.\w+)*)")
 _OTHER_ENGINES = re.compile(
@@ -24,6 +33,7 @@ _OTHER_ENGINES = re.compile(
 )
 _SECRET = re.compile(r"\w*(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
 _DEEPEST = 8
+_LONGEST = 1_000_000
 
 
 @dataclass
@@ -35,6 +45,7 @@ class _Found:
     is_serve: bool = False
     container: Container | None = None
     env: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def parse_launch(
@@ -63,9 +74,7 @@ def parse_launch(
     distinct = list(dict.fromkeys(found))
     if len(distinct) > 1:
         lines = "; ".join(f"{i}: {_short(one)}" for i, one in enumerate(distinct, 1))
-        raise UsageError(
-            f"{len(distinct)} different SGLang launches in this text; give one of them ({lines})"
-        )
+        raise UsageError(f"{len(distinct)} different SGLang launches in this text; give one of them ({lines})")
     return distinct[0]
 
 
@@ -88,17 +97,30 @@ def parse_launches(
     known = dict(variables or {})
     notes: list[str] = []
     if isinstance(text, str):
+        if len(text) > _LONGEST:
+            raise UsageError(f"a launch of {len(text):,} characters? give the launch itself (to {_LONGEST:,})")
         cleaned, notes = clean_paste(text)
-        found = _in_document(cleaned, known) if looks_like_document(cleaned) else _in_shell(cleaned, known)
-        if not found and (listed := dockerfile_words(cleaned)):
-            found = _in_words(_plain_words(listed), known)
+        found = _in_text(cleaned, known)
     else:
         found = _in_words(_plain_words(text), known)
     if not found:
         raise UsageError(_nothing_found(text if isinstance(text, str) else shlex.join(text)))
-    return tuple(
-        replace(_config(one, version, base_dir, notes), sglang_version=sglang_version) for one in found
-    )
+    return tuple(replace(_config(one, version, base_dir, notes), sglang_version=sglang_version) for one in found)
+
+
+def _in_text(text: str, variables: Mapping[str, str]) -> list[_Found]:
+    """A launch in whatever kind of text this is."""
+    if unit := systemd_unit(text):
+        return _in_wrapped([unit], variables)
+    if looks_like_document(text):
+        return _in_wrapped(read_documents(text), variables)
+    found = _in_shell(text, variables)
+    if not found and (listed := dockerfile_words(text)):
+        found = _in_words(_plain_words(listed), variables)
+    share = batch_script(text)
+    for one in found:
+        one.container = one.container or share
+    return found
 
 
 def _plain_words(texts: Sequence[str]) -> list[Word]:
@@ -134,30 +156,32 @@ def _in_words(words: Sequence[Word], variables: Mapping[str, str], depth: int = 
     if end is not None:
         at, is_serve = end
         before = list(words[:at])
-        container = docker_run([word.text for word in before])
-        return [_Found(before, list(words[at:]), is_serve, container, _assignments(before))]
+        container, env = _around(before)
+        return [_Found(before, list(words[at:]), is_serve, container, env)]
     for index, word in enumerate(words):
         # sh -c '…', ssh host '…': a command inside one word
         if "sglang" in word.text and re.search(r"\s", word.text) and depth < _DEEPEST:
-            outside = words[:index]
-            known = {**variables, **_assignments(outside)}
-            inner = _in_shell(word.text + "\n", known, depth + 1)
+            container, env = _around(words[:index])
+            inner = _in_shell(word.text + "\n", {**variables, **env}, depth + 1)
             for one in inner:
-                one.container = one.container or docker_run([w.text for w in outside])
-                one.env = _assignments(outside) | one.env
+                one.container = one.container or container
+                one.env = env | one.env
             if inner:
                 return inner
     return []
 
 
+def _around(words: Sequence[Word]) -> tuple[Container | None, dict[str, str]]:
+    """What the words before a launch set: the container's facts and the server's environment."""
+    docker = docker_run([word.text for word in words])
+    if docker is None:
+        return slurm_step([word.text for word in words]), _assignments(words)
+    return docker.container, dict(docker.env) | _assignments(words[docker.end :])
+
+
 def _assignments(words: Sequence[Word]) -> dict[str, str]:
-    """``A=1`` before the launch and docker's ``-e A=1``, ``-eA=1``, ``--env=A=1``."""
-    found = {}
-    for word in words:
-        match = ASSIGNMENT.fullmatch(re.sub(r"^(--env=|-e=?)", "", word.text))
-        if match is not None:
-            found[match[1]] = match[2]
-    return found
+    matches = (ASSIGNMENT.fullmatch(word.text) for word in words)
+    return {match[1]: match[2] for match in matches if match is not None}
 
 
 def _in_shell(text: str, variables: Mapping[str, str], depth: int = 0) -> list[_Found]:
@@ -168,7 +192,11 @@ def _in_shell(text: str, variables: Mapping[str, str], depth: int = 0) -> list[_
         if command.words[0].text == "export":
             exported |= _assignments(command.words)
         for one in _in_words(command.words, {**variables, **exported}, depth):
-            if one.container is None:
+            if unsure := branches(commands[: number + 1]):
+                one.notes.append(
+                    f"line {unsure[0]}: this text branches or loops; what it assigns is taken as if it ran"
+                )
+            if one.container is None or one.container.runtime == "slurm":
                 one.env = exported | one.env
             _check_torn(commands[number + 1 : number + 2])
             found.append(one)
@@ -185,16 +213,17 @@ def _check_torn(following: Sequence[Command]) -> None:
             )
 
 
-def _in_document(text: str, variables: Mapping[str, str]) -> list[_Found]:
+def _in_wrapped(commands: Sequence[Wrapped], variables: Mapping[str, str]) -> list[_Found]:
     found = []
-    for wrapped in read_documents(text):
+    for wrapped in commands:
         known = {**variables, **dict(wrapped.env)}
         if wrapped.shell is not None:
             inner = _in_shell(wrapped.shell + "\n", known)
         else:
-            inner = _in_words([_kubernetes_word(word, known) for word in wrapped.words], known)
-        if not inner and "sglang" in (wrapped.container.image or "") and wrapped.words:
-            inner = _bare_arguments(wrapped.words)
+            words = [_kubernetes_word(word, known) for word in wrapped.words]
+            inner = _in_words(words, known)
+            if not inner and "sglang" in (wrapped.container.image or ""):
+                inner = _bare_arguments(words)
         for one in inner:
             one.container = one.container or wrapped.container
             one.env = dict(wrapped.env) | one.env
@@ -215,16 +244,14 @@ def _kubernetes_word(text: str, variables: Mapping[str, str]) -> Word:
     return Word(expanded, shlex.quote(expanded), tuple(missing))
 
 
-def _bare_arguments(words: Sequence[str]) -> list[_Found]:
+def _bare_arguments(words: list[Word]) -> list[_Found]:
     """Arguments of an image whose entrypoint is the launch."""
-    if not words[0].startswith("--model"):
+    if not words or not words[0].text.startswith("--model"):
         return []
-    return [_Found(_plain_words(["python", "-m", "sglang.launch_server"]), _plain_words(words))]
+    return [_Found(_plain_words(["python", "-m", "sglang.launch_server"]), words)]
 
 
-def _config(
-    found: _Found, version: Version | None, base_dir: Path | None, notes: Sequence[str]
-) -> LaunchConfig:
+def _config(found: _Found, version: Version | None, base_dir: Path | None, notes: Sequence[str]) -> LaunchConfig:
     options = read_options(found.options, version, is_serve=found.is_serve)
     merge_config_file(options, base_dir)
     return LaunchConfig(
@@ -232,7 +259,7 @@ def _config(
         other=tuple(options.other),
         env=tuple((name, _without_secret(name, value)) for name, value in found.env.items()),
         container=found.container,
-        notes=tuple(dict.fromkeys([*notes, *options.notes])),
+        notes=tuple(dict.fromkeys([*notes, *found.notes, *options.notes])),
         source=LaunchSource("command", "".join(_prefix(found.before)), tuple(options.tokens)),
     )
 

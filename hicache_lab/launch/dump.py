@@ -11,11 +11,9 @@ from typing import Any
 from hicache_lab.errors import InputError
 from hicache_lab.launch.config import FIELD_TYPES, LaunchConfig, LaunchSource, Value
 
-_START = re.compile(
-    r"server_args\s*=\s*(?=ServerArgs\(|\{)|(?=ServerArgs\()|\A\s*(?=\{)|\"server_args\"\s*:\s*(?=\{)"
-)
+_START = re.compile(r"server_args\s*=\s*(?=ServerArgs\(|\{)|(?=ServerArgs\()|\A\s*(?=\{)|\"server_args\"\s*:\s*(?=\{)")
 _WORD = re.compile(r"[A-Za-z_][\w.]*")
-_NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,400}\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|\n|.)", re.DOTALL)
 _PLAIN_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _CONSTANTS = {
@@ -60,7 +58,7 @@ class _Reader:
             return self.balanced()
         if match := _NUMBER.match(self.text, self.at):
             self.at = match.end()
-            return int(match[0]) if re.fullmatch(r"[+-]?[\d_]+", match[0]) else float(match[0])
+            return int(match[0]) if re.fullmatch(r"[+-]?[0-9]+", match[0]) else float(match[0])
         sign = -1 if self.text.startswith(("-inf", "-Infinity"), self.at) else 1
         self.at += sign < 0
         return self.name(sign)
@@ -164,6 +162,15 @@ def _entries(reader: _Reader) -> tuple[dict[str, Any], str | None]:
     return found, left_out
 
 
+def server_args_entries(text: str) -> dict[str, Any]:
+    """Every entry of the first ``server_args=…`` in a text as it stands there, whatever its type.
+
+    The text may be cut or shortened: what can be read is given. Nothing is evaluated; without a dump it is empty.
+    """
+    start = _START.search(text)
+    return _entries(_Reader(text, start.end()))[0] if start else {}
+
+
 def parse_server_args(text: str) -> LaunchConfig:
     """Read the server's own account of its arguments.
 
@@ -188,9 +195,7 @@ def parse_server_args(text: str) -> LaunchConfig:
     if isinstance(entries.get("server_args"), dict):
         entries = {**entries["server_args"], "version": entries.get("version")}
     if not {"model_path", "tp_size"} & set(entries):
-        raise InputError(
-            "server_args: neither model_path nor tp_size in it; this is not SGLang's server_args"
-        )
+        raise InputError("server_args: neither model_path nor tp_size in it; this is not SGLang's server_args")
     version = entries.pop("version", None)
     values, other, notes = {}, [], [loss] if loss else []
     for key, value in entries.items():
@@ -210,11 +215,7 @@ def parse_server_args(text: str) -> LaunchConfig:
 
 def _field_value(field: str, key: str, value: Any) -> Any:
     kind = FIELD_TYPES[field]
-    if (
-        value is None
-        or (kind == "bool" and isinstance(value, bool))
-        or (kind == "str" and isinstance(value, str))
-    ):
+    if value is None or (kind == "bool" and isinstance(value, bool)) or (kind == "str" and isinstance(value, str)):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != float("inf"):
         if kind == "int" and value == int(value):

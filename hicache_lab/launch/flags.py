@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 
 from packaging.version import InvalidVersion, Version
 
@@ -21,6 +21,11 @@ _SHORT_FORMS = {
     "--ep": "ep_size",
     "--dcp": "dcp_size",
 }
+
+
+@cache
+def _version(text: str) -> Version:
+    return Version(text)
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,11 @@ class Flag:
     def exists_in(self, version: Version) -> bool:
         """Whether a release has it; releases past the newest known one count as that one."""
         version = min(version, newest_known())
-        return any(Version(first) <= version <= Version(last) for first, last in self.seen)
+        return any(_version(first) <= version <= _version(last) for first, last in self.seen)
 
     def period(self, version: Version) -> Period | None:
         """What holds for a release, or None where it is not recorded."""
-        return next((p for p in reversed(self.periods) if Version(p.since) <= version), None)
+        return next((p for p in reversed(self.periods) if _version(p.since) <= version), None)
 
     @property
     def history(self) -> str:
@@ -170,6 +175,7 @@ def _abbreviated(spelling: str, version: Version | None) -> Resolved | None:
     return Resolved(_by_dest(dest, spelling), note)
 
 
+@lru_cache(maxsize=4096)
 def resolve(spelling: str, version: Version | None = None) -> Resolved:
     """Read an option name as typed: exact, with underscores, or abbreviated as argparse allows.
 
@@ -266,6 +272,6 @@ def _spelling_refused(spelling: str, values: tuple[str, ...], version: str) -> l
         if exact is None and len(clash) > 1:
             return [Rejection(spelling, f"{spelling}: ambiguous in {version}; write the whole name")]
         return []
-    if exact.si_since and asked < Version(exact.si_since) and values and not values[0].strip().isdigit():
+    if exact.si_since and asked < _version(exact.si_since) and values and not values[0].strip().isdigit():
         return [Rejection(spelling, f"{spelling} {values[0]}: only {exact.si_since} and later read such a suffix")]
     return []

@@ -59,6 +59,8 @@ def read_options(words: Sequence[Word], version: Version | None, *, is_serve: bo
             at += 1
             continue
         spelling, equals, _ = word.text.partition("=")
+        if not spelling.startswith("--") and spelling != "-h":
+            raise UsageError(f"{spelling}: the server knows no option with one hyphen; write -{spelling}")
         resolved = resolve(spelling, version)
         taken = [] if equals else _values(words, at + 1, resolved.flag)
         if resolved.note:
@@ -91,8 +93,8 @@ def _positional(options: Options, word: Word, *, is_serve: bool) -> None:
         options.tokens.append(Token("", "--model-path", (word.text,), word.raw, word.lead, "model"))
         return
     last = options.tokens[-1].spelling if options.tokens else "the launch"
-    if not word.text.strip():
-        raise UsageError(f"a blank word after {last}: a backslash before a blank does not continue the line")
+    if word.raw.startswith("\\ "):
+        raise UsageError(f"after {last}: a backslash before a blank does not continue the line; delete the blank")
     raise UsageError(f"{word.text!r} after {last} belongs to no option; the server refuses to start with it")
 
 
@@ -129,9 +131,7 @@ def _option(options: Options, flag: Flag | None, word: Word, taken: Sequence[Wor
 
 def _check_count(spelling: str, flag: Flag, values: tuple[str, ...], *, has_inline: bool) -> None:
     if flag.arity == "0" and has_inline:
-        raise UsageError(
-            f"{spelling}={values[0]}: {flag.name} is a switch and takes no value; write {flag.name} alone"
-        )
+        raise UsageError(f"{spelling}={values[0]}: {flag.name} is a switch and takes no value; write {flag.name} alone")
     if flag.arity in {"1", "+"} and not values:
         raise UsageError(f"{spelling}: expected a value, got nothing")
 
@@ -170,7 +170,8 @@ def typed_value(target: str, text: str | None, flag: str) -> Any:
     number = _integer(text, target) if kind == "int" else _number(text)
     if number is None:
         expected = "a whole number" if kind == "int" else "a finite number"
-        raise UsageError(f"{flag}: expected {expected}, got {text!r}")
+        hint = ", a variable that nothing has replaced" if re.search(r"\$\w|\$\{|%\w+%", text) else ""
+        raise UsageError(f"{flag}: expected {expected}, got {text!r}{hint}")
     return number
 
 

@@ -90,7 +90,7 @@ def render(config: LaunchConfig, *, changes: Mapping[str, Any] | None = None, mu
 def _prefix(config: LaunchConfig, source: LaunchSource) -> str:
     if not source.prefix:
         return " ".join([*(f"{name}={_quoted(value)}" for name, value in config.env), _PROGRAM])
-    if config.container is not None:
+    if config.container is not None and config.container.runtime != "slurm":
         return source.prefix
     typed = {word.partition("=")[0] for word in shlex.split(source.prefix) if "=" in word}
     exported = [f"{name}={_quoted(value)}" for name, value in config.env if name not in typed]
@@ -136,6 +136,8 @@ def _spelled(spelling: str, value: Any, joint: str = " ") -> str:
     if value is True:
         return spelling
     text = shlex.quote(str(value))
+    # argparse takes a value such as -1e+16 for an option
+    joint = "=" if text.startswith("-") else joint
     # the model of "sglang serve MODEL" has no option before it
     return f"{spelling}{joint}{text}" if spelling else text
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hicache_lab.errors import UsageError
@@ -24,8 +24,12 @@ _PROMPT = re.compile(
     r"(?:[\w.\-]+@[\w.\-]+[: ]\S*\s*[$#%]\s+|(?:PS )?[A-Z]:\\[^>\n]*>\s*|[$%❯]\s+)"
 )
 _CONTINUED = re.compile(r"(\\|`|\^)([ \t]*)\n")
-_REDIRECTION = re.compile(r"(<<-?|[<>&|]+)[ \t]*(&?[^\s;&|()<>]*)")
+_REDIRECTION = re.compile(r"&>>?|<<<|[<>]>?[&|]?")
+_HERE_DOCUMENT = re.compile(r"<<-?[ \t]*[\"']?(\w+)[\"']?")
+_BRANCHES = {"if", "then", "else", "elif", "case", "for", "while", "until"}
 _OPERATORS = ";&|()"
+# a no-break space is what a web page makes of a blank
+_BLANKS = " \t\u00a0"
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class _Reading:
     value: list[str] = field(default_factory=list)
     unresolved: list[str] = field(default_factory=list)
     is_expanded: bool = False
+    is_target: bool = False
+    resume: int | None = None
 
     def line(self, at: int) -> int:
         return self.text.count("\n", 0, at) + 1
@@ -75,19 +81,25 @@ class _Reading:
         return self.text[self.at + 1 : self.at + 1 + count]
 
 
-def _without_prompt(line: str, before: str | None) -> str:
-    if line.lstrip().startswith("```"):
-        return ""
-    if before is not None and re.search(r"[\\`^][ \t]*$", before) and re.match(r"\s*> ", line):
-        return line.lstrip()[2:]
-    return _PROMPT.sub("", line, count=1) if _PROMPT.match(line) else line
+def _without_prompts(lines: Iterable[str]) -> Iterator[str]:
+    """Lines without fences and prompts; ``> `` is a prompt only after a prompt and a continued line."""
+    is_prompted = False
+    before = ""
+    for line in lines:
+        prompt = _PROMPT.match(line)
+        if line.lstrip().startswith("```"):
+            before = ""
+        elif is_prompted and line.startswith("> ") and re.search(r"[\\`^][ \t]*$", before):
+            before = line[2:]
+        else:
+            is_prompted = is_prompted or prompt is not None
+            before = line[prompt.end() :] if prompt else line
+        yield before
 
 
 def clean_paste(text: str) -> tuple[str, list[str]]:
     """Take prompts, fences and stray blanks off a paste; returns the text and what was noticed."""
-    lines: list[str] = []
-    for line in text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ").split("\n"):
-        lines.append(_without_prompt(line, lines[-1] if lines else None))
+    lines = _without_prompts(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
     joined = "\n".join(lines).rstrip("\n") + "\n"
     notes = [
         f"line {joined.count(chr(10), 0, match.start()) + 1}: a blank after the backslash ends the command "
@@ -126,7 +138,7 @@ def _step(r: _Reading) -> None:
         _array(r)
     elif char == "\n" or char in _OPERATORS:
         _operator(r, char)
-    elif char in " \t":
+    elif char in _BLANKS:
         _end_word(r)
         r.at += 1
     elif char == "#" and r.word_start is None:
@@ -269,6 +281,7 @@ def _array(r: _Reading) -> None:
     r.arrays[name] = (r.arrays.get(name, []) if "+" in head else []) + elements
     r.at = inner.at + 1
     r.word_start, r.value, r.unresolved = None, [], []
+    r.command_start = r.command_start if r.words else None
 
 
 def _end_word(r: _Reading) -> None:
@@ -276,7 +289,9 @@ def _end_word(r: _Reading) -> None:
         return
     text = "".join(r.value)
     raw = r.text[r.word_start : r.at]
-    if not (r.is_expanded and not text and raw.startswith("$")):
+    if r.is_target:
+        r.is_target = False
+    elif not (r.is_expanded and not text and raw.startswith("$")):
         gap = r.text[r.word_end : r.word_start]
         lead = " \\\n" + gap.rpartition("\n")[2] if r.words and "\n" in gap else " "
         written = shlex.quote(text) if r.is_expanded and not r.unresolved else raw
@@ -287,6 +302,7 @@ def _end_word(r: _Reading) -> None:
 
 def _end_command(r: _Reading) -> None:
     _end_word(r)
+    r.is_target = False
     if r.words and r.command_start is not None:
         r.commands.append(Command(tuple(r.words), r.line(r.command_start)))
         _remember(r)
@@ -309,26 +325,30 @@ def _operator(r: _Reading, char: str) -> None:
         return
     _end_command(r)
     r.at += 1
+    if char == "\n" and r.resume is not None:
+        r.at, r.resume = max(r.at, r.resume), None
 
 
 def _redirection(r: _Reading) -> None:
-    """Skip ``> file``, ``2>&1``, ``&> file``, ``<<EOF`` with its lines."""
+    """Skip ``> file``, ``2>&1``, ``&> file``, ``> >(tee log)`` and ``<<EOF`` with its lines."""
     if r.word_start is not None and r.text[r.word_start : r.at].isdigit():
         r.word_start, r.value = None, []
     _end_word(r)
+    if r.text[r.at] in "<>" and r.ahead() == "(":
+        r.at = _substitution_end(r)
+        r.word_end, r.is_target = r.at, False
+        return
+    here = _HERE_DOCUMENT.match(r.text, r.at)
+    if here is not None and not r.text.startswith("<<<", r.at):
+        # the document's lines follow this line; without its end mark it takes the rest, as in a shell
+        end = re.compile(rf"^[ \t]*{here[1]}[ \t]*$\n?", re.MULTILINE).search(r.text, here.end())
+        r.at, r.resume = here.end(), end.end() if end else len(r.text)
+        return
     match = _REDIRECTION.match(r.text, r.at)
     assert match is not None
-    r.at = match.end()
-    if match[1].startswith("<<") and match[2]:
-        _drop_here_document(r, match[2].strip("\"'"))
+    r.at, r.is_target = match.end(), True
 
 
-def _drop_here_document(r: _Reading, mark: str) -> None:
-    line_end = r.text.find("\n", r.at)
-    if line_end < 0:
-        return
-    end = re.compile(rf"^\s*{re.escape(mark)}\s*$", re.MULTILINE).search(r.text, line_end)
-    if end is not None:
-        # empty lines in its place keep the line numbers
-        blank = "\n" * r.text.count("\n", line_end + 1, end.end())
-        r.text = r.text[: line_end + 1] + blank + r.text[end.end() :]
+def branches(commands: Sequence[Command]) -> tuple[int, ...]:
+    """The lines on which a text branches or loops: what stands inside may not have run."""
+    return tuple(command.line for command in commands if command.words[0].text in _BRANCHES)

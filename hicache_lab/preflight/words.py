@@ -114,7 +114,9 @@ def _doing(answer: Answer, advice: Advice | None) -> list[str]:
         choices.append(f"--hicache-size {advice.size_gb} ({total})")
     if advice.ratio is not None and advice.ratio_bytes is not None:
         choices.append(f"--hicache-ratio {advice.ratio:g} ({format_gb(advice.ratio_bytes, 1)} in all)")
-    return [f"do: {' or '.join(choices)}"] if choices else ["do: no host tier of a useful size fits on this host"]
+    if choices:
+        return [f"do: {' or '.join(choices)}"]
+    return ["do: no host tier of a useful size fits on this host"] if answer.ranks else []
 
 
 def _later(answer: Answer) -> list[str]:
