@@ -29,6 +29,8 @@ def test_recorded_runs_are_real_and_of_both_releases(run: serverrun.ServerRun) -
     assert run.result.ended == "complete"
     assert not [record for record in run.result.measured if record.error]
     assert "recorded, not live" in run.banner
+    hostile = replace(run, server=replace(run.server, model_path="a`<img src=x onerror=alert(1)>\n# big"))
+    assert "`a'<img src=x onerror=alert(1)> # big`" in hostile.banner  # a code span: shown, not interpreted
     assert run.recorded_in.name.startswith(run.server.release)
 
 
@@ -41,7 +43,7 @@ def test_prediction_and_recorded_server_agree_exactly(run: serverrun.ServerRun) 
     assert "**agree exactly**: 8,193 tokens" in serverrun.conclusion(run, prediction)
     recorded_figures = {name: value for name, value, _, _ in serverrun.figures_of(run, prediction)}
     assert recorded_figures["host_tokens_agree"] is True
-    assert recorded_figures["read_host_tokens"] == 8 * 399
+    assert recorded_figures["read_host_tokens"] >= 8 * 390
 
 
 def test_a_pool_that_differs_is_said_loudly(run: serverrun.ServerRun) -> None:
@@ -75,7 +77,9 @@ def test_a_server_without_hicache_has_no_host_pool(run: serverrun.ServerRun) -> 
 def test_the_read_phase_came_from_the_host(run: serverrun.ServerRun) -> None:
     rows = {row["phase"]: row for row in serverrun.hit_rows(run.result)}
     assert rows["write"]["on the host"] == 0
-    assert rows["read"]["on the host"] == 8 * 399
+    # two prompts may begin with the same token by chance, which is then found on the device
+    assert rows["read"]["on the host"] >= 8 * 390
+    assert rows["read"]["on the host"] + rows["read"]["on the device"] == 8 * 399
     assert rows["read"]["computed anew"] == 8
 
 
@@ -152,7 +156,7 @@ def test_a_live_server_is_described_and_measured() -> None:
     assert run.recorded_in is None
     assert run.server.host_tokens == 8193
     assert len(run.result.succeeded) == 3
-    assert "**Measured** just now on SGLang 0.5.23" in run.banner
+    assert "**Measured** just now on SGLang `0.5.23`" in run.banner
 
 
 def test_without_a_server_the_newest_recorded_run_is_read() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hicache_lab.load import LoadResult, Spread
 from hicache_lab.serverrun.predict import Prediction
-from hicache_lab.serverrun.run import ServerRun
+from hicache_lab.serverrun.run import ServerRun, quoted
 
 Row = dict[str, object]
 
@@ -157,7 +157,7 @@ def conclusion(run: ServerRun, prediction: Prediction) -> str:
     observed, computed, hits = run.server.host_tokens, prediction.host_tokens, run.result.hits()
     if computed is None or observed is None:
         missing = prediction.why_not or run.server.metrics_missing or "this release does not export it"
-        pool = f"The host pool could not be compared: {missing}."
+        pool = f"The host pool could not be compared: {quoted(missing)}."
     elif computed == observed:
         pool = f"Prediction and server **agree exactly**: {observed:,} tokens in the host pool of each rank."
     else:
@@ -174,5 +174,5 @@ def conclusion(run: ServerRun, prediction: Prediction) -> str:
             f"({100 * hits.share:.1f} %){host}."
         )
     failed = len(run.result.measured) - len(run.result.succeeded)
-    sent = f"{len(run.result.measured)} requests, {failed} failed; ended: {run.result.ended}."
+    sent = f"{len(run.result.measured)} requests, {failed} failed; ended: {quoted(run.result.ended)}."
     return f"{pool}\n\n{found} {sent}"

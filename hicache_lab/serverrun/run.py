@@ -34,12 +34,12 @@ class ServerRun:
     @property
     def banner(self) -> str:
         """A sentence that says where the numbers come from."""
-        what = f"SGLang {self.server.release}, {self.server.model_path}"
+        what = f"SGLang {quoted(self.server.release)}, {quoted(self.server.model_path)}"
         if self.recorded_in is None:
-            return f"**Measured** just now on {what} at {self.result.base_url}."
+            return f"**Measured** just now on {what} at {quoted(self.result.base_url)}."
         return (
             f"**These data are recorded, not live**: *measured* on {what} on a CPU and kept in "
-            f"`{self.recorded_in.name}`. Throughput and latency of a CPU say nothing about a GPU."
+            f"{quoted(self.recorded_in.name)}. Throughput and latency of a CPU say nothing about a GPU."
         )
 
     def write(self, folder: Path) -> None:
@@ -54,6 +54,11 @@ class ServerRun:
             written_whole(folder / DESCRIPTION_FILE, lambda path: path.write_text(text, encoding="utf-8"))
         except OSError as error:
             raise HostError(f"could not write {folder / DESCRIPTION_FILE}: {error.strerror or error}") from error
+
+
+def quoted(text: str) -> str:
+    """A server's words as a Markdown code span: neither Markdown nor HTML in them is interpreted."""
+    return "`" + " ".join(text.replace("`", "'").split()) + "`"
 
 
 def describe(base_url: str, api_key_env: str = "") -> Description:
