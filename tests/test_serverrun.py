@@ -13,6 +13,7 @@ from fake_sglang import Answer, fake_sglang, recorded, recorded_routes
 from hicache_lab import figures, serverrun
 from hicache_lab.errors import InputError, UsageError
 from hicache_lab.load import ServerSample
+from hicache_lab.resources import data_dir
 from hicache_lab.server.description import Description
 from hicache_lab.serverrun.run import DESCRIPTION_FILE
 
@@ -40,8 +41,12 @@ def test_prediction_and_recorded_server_agree_exactly(run: serverrun.ServerRun) 
     assert prediction.host_tokens == run.server.host_tokens == 8193
     compared = serverrun.comparison(run, prediction)
     assert [row["agrees"] for row in compared] == [True, True, True]
-    assert "**agree exactly**: 8,193 tokens" in serverrun.conclusion(run, prediction)
-    recorded_figures = {name: value for name, value, _, _ in serverrun.figures_of(run, prediction)}
+    simulation = serverrun.simulate(run)
+    conclusion = serverrun.conclusion(run, prediction, simulation)
+    assert "**agree exactly**: 8,193 tokens" in conclusion
+    assert "hits of 24 of 24 requests exactly" in conclusion
+    recorded_figures = {name: value for name, value, _, _ in serverrun.figures_of(run, prediction, simulation)}
+    assert recorded_figures["requests_simulated_exactly"] == 24
     assert recorded_figures["host_tokens_agree"] is True
     assert recorded_figures["read_host_tokens"] >= 8 * 390
 
@@ -50,7 +55,9 @@ def test_a_pool_that_differs_is_said_loudly(run: serverrun.ServerRun) -> None:
     other = replace(run, server=replace(run.server, host_tokens=8192))
     prediction = serverrun.predict(other.server)
     assert serverrun.comparison(other, prediction)[0]["agrees"] is False
-    assert "**DISAGREE**: 8,193 tokens computed, 8,192 observed" in serverrun.conclusion(other, prediction)
+    assert "**DISAGREE**: 8,193 tokens computed, 8,192 observed" in serverrun.conclusion(
+        other, prediction, serverrun.simulate(other)
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +72,7 @@ def test_what_cannot_be_predicted_says_why(run: serverrun.ServerRun, changes, re
     prediction = serverrun.predict(replace(run.server, **changes))
     assert prediction.host_tokens is None
     assert reason in prediction.why_not
-    text = serverrun.conclusion(run, prediction)
+    text = serverrun.conclusion(run, prediction, serverrun.simulate(run))
     assert "could not be compared" in text
 
 
@@ -117,7 +124,29 @@ def test_before_and_after_says_when_the_loads_differ(run: serverrun.ServerRun) -
     assert "do not compare" in serverrun.before_after(run, other)[0]["change"]
 
 
-@pytest.mark.parametrize("workload", serverrun.WORKLOADS)
+def test_the_simulator_gives_every_recorded_request_to_the_token(run: serverrun.ServerRun) -> None:
+    """Independent of each other: real schedulers on one side, the replay's rules on the other."""
+    simulation = serverrun.simulate(run)
+    told = [(record.cached_device, record.cached_host) for record in run.result.measured]
+    assert list(zip(simulation.device_tokens, simulation.host_tokens, strict=True)) == told
+    smaller = serverrun.simulate(replace(run, server=replace(run.server, host_tokens=2049)))
+    assert smaller.agreeing < 24  # and it would notice a smaller pool
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [({"form": "text"}, "token ids to /generate"), ({"target": {"api": "chat"}}, "token ids to /generate")],
+)
+def test_what_cannot_be_simulated_says_why(run: serverrun.ServerRun, parameters, reason: str) -> None:
+    changed = replace(run.result, parameters=run.result.parameters | parameters)
+    assert reason in serverrun.simulate(replace(run, result=changed)).why_not
+    trace = replace(run.result, plan="trace_replay")
+    assert "cannot be made again" in serverrun.simulate(replace(run, result=trace)).why_not
+    pools = replace(run.server, host_tokens=None)
+    assert "does not tell the sizes" in serverrun.simulate(replace(run, server=pools)).why_not
+
+
+@pytest.mark.parametrize("workload", [name for name in serverrun.WORKLOADS if name != "trace_replay"])
 def test_every_workload_can_be_asked_for(workload: str) -> None:
     plan = serverrun.make_plan(workload, seed=1, prompts=2, prompt_tokens=40, answer_tokens=4, device_tokens=100)
     assert plan.requests >= 2
@@ -126,12 +155,32 @@ def test_every_workload_can_be_asked_for(workload: str) -> None:
     )
 
 
+def test_a_shipped_trace_can_be_replayed_on_a_small_server() -> None:
+    plan = serverrun.make_plan(
+        "trace_replay",
+        seed=1,
+        prompts=20,
+        prompt_tokens=1,
+        answer_tokens=8,
+        trace=str(data_dir() / "traces" / "mooncake_conversation.jsonl.zst"),
+        shrink=32,
+        context_tokens=2000,
+    )
+    turns = [session.turns[0] for session in plan.phases[0].sessions]
+    assert len(turns) == 20
+    assert max(len(turn.tokens) for turn in turns) <= 1992
+    assert max(turn.max_new_tokens for turn in turns) == 8
+    assert plan.phases[0].sessions[-1].at_s > 0
+
+
 def test_mistakes_in_parameters_are_named() -> None:
     sizes = {"seed": 1, "prompts": 2, "prompt_tokens": 40, "answer_tokens": 4}
     with pytest.raises(UsageError, match="workload: expected one of write_evict_read"):
         serverrun.make_plan("chat", **sizes)
     with pytest.raises(UsageError, match="evict_tokens: the server does not tell"):
         serverrun.make_plan("write_evict_read", **sizes)
+    with pytest.raises(UsageError, match="trace: name the file"):
+        serverrun.make_plan("trace_replay", **sizes)
 
 
 def test_a_live_server_is_described_and_measured() -> None:
