@@ -1,6 +1,6 @@
 """Runs inside the rivals' environment: an LRU of libcachesim over a binary trace, once; prints JSON.
 
-    python rival_libcachesim.py TRACE.oracleGeneral CAPACITY HASHPOWER
+python rival_libcachesim.py TRACE.oracleGeneral CAPACITY HASHPOWER
 """
 
 import json

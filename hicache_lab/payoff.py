@@ -291,24 +291,16 @@ def figures_of(case: Payoff, tier: HostTier, tiers: Sequence[HostTier]) -> list[
 def conclusion(case: Payoff, tier: HostTier) -> str:
     """Three sentences with numbers, as Markdown."""
     gain = case.rate(tier.tokens) - case.device_rate
+    half = saved = ""
     needed = case.curve.blocks_for((case.device_rate + case.curve.ceiling) / 2)
-    half = (
-        ""
-        if needed is None
-        else (
-            f" Half of what an unlimited cache would add takes {needed * case.curve.block_tokens:,} tokens, "
-            f"{gb(needed * case.curve.block_tokens * case.host_bytes_per_token):,.0f} GB on the host."
-        )
-    )
+    if needed is not None:
+        tokens = needed * case.curve.block_tokens
+        cost = gb(tokens * case.host_bytes_per_token)
+        half = f" Half of what an unlimited cache would add takes {tokens:,} tokens, {cost:,.0f} GB on the host."
     found = case.worth(tier.tokens)
-    saved = (
-        ""
-        if found is None
-        else (
-            f" It saves {found.saved_tokens:,} prefill tokens over the trace and {1000 * found.ttft_saved_mean_s:.0f} ms "
-            f"of TTFT on average (loads subtracted, queueing not counted)."
-        )
-    )
+    if found is not None:
+        saved = f" It saves {found.saved_tokens:,} prefill tokens over the trace and "
+        saved += f"{1000 * found.ttft_saved_mean_s:.0f} ms of TTFT on average (loads subtracted, queueing not counted)."
     return (
         f"**{tier.label}** ({gb(tier.host_bytes):,.0f} GB on the host, {tier.verdict}) raises the hit rate of this "
         f"traffic from {100 * case.device_rate:.1f} % to {100 * case.rate(tier.tokens):.1f} % under {case.policy}: "
