@@ -74,7 +74,7 @@ def test_replayed_rows_stand_beside_the_block_model(case: Payoff) -> None:
     rows = case.replayed_rows(tier, "0.5.8", 64, requests=400)
     assert [row["write policy"] for row in rows] == list(map(str, WritePolicy))
     # write_back of 0.5.8 keeps duplicates after a load back, so it stays below curve(D + H)
-    for row, tolerance in zip(rows, (1, 1, 5), strict=True):
+    for row, tolerance in zip(rows, (4, 4, 6), strict=True):
         assert row["rules of 0.5.8, hit rate %"] == pytest.approx(row["blocks, hit rate %"], abs=tolerance)
     assert len(case.eviction_rows(tier, "0.5.8", 64, ["lru", "lfu"], requests=200)) == 2
 

@@ -87,7 +87,7 @@ def payoff_figure(data: PayoffData, theme: Theme = "light") -> Figure:
     figure.add_scatter(x=[0, 0], y=[0, 0], mode="lines", line={"color": GREEN, "width": 2}, name="largest safe tier")
     limit = {"color": line_colour(theme), "width": 2, "dash": "dash"}
     figure.add_scatter(x=[0, 0], y=[0, 0], mode="lines", line=limit, name="host RAM")
-    figure.add_scatter(x=[0], y=[0], mode="markers+text", name="this setting", textposition="top center")
+    figure.add_scatter(x=[0], y=[0], mode="markers+text", name="this setting", textposition="bottom right")
     figure.data[6].marker = {"size": 14, "symbol": "diamond", "line": {"color": line_colour(theme), "width": 1.5}}
     figure.update_xaxes(title_text="host memory of all ranks (GB = 1e9 bytes)")
     figure.update_yaxes(title_text="hit rate (% of prompt tokens)", rangemode="tozero")
