@@ -21,12 +21,14 @@ from hicache_lab.cachesim import (
     ReplaySettings,
     Worth,
     WritePolicy,
+    fit_tokens_per_s,
     growth,
     hit_curve,
     replay,
     replay_blocks,
     worth,
 )
+from hicache_lab.errors import InputError
 from hicache_lab.hosttier import HostTier, host_tier, host_tiers, largest_safe
 from hicache_lab.preflight import Question
 from hicache_lab.resources import data_dir
@@ -34,6 +36,7 @@ from hicache_lab.traces import Trace, Workload, generate
 from hicache_lab.units import GB, gb
 
 Row = Mapping[str, object]
+_LEAST_BATCHES = 4
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     # workloads of some minutes of one engine, for "what if my traffic looked like this"
     "multi_turn": {"sessions": 400, "first_tokens": 1500, "turns": 6.0},
@@ -65,17 +68,19 @@ class Payoff:
         question: the launch with its device pool and, better, its host; ratio and size are what is varied.
         policy: the write policy.
         rates: the server's speed, or None.
+        warm_up: share of the requests that only warm the cache and count for no hit rate.
     """
 
     trace: Trace
     question: Question
     policy: WritePolicy = WritePolicy.WRITE_THROUGH
     rates: Rates | None = None
+    warm_up: float = 0.0
 
     @cached_property
     def curve(self) -> HitCurve:
         """Hit rate in tokens at every size: computed once, everything below is looked up in it."""
-        return hit_curve(self.trace, count="tokens")
+        return hit_curve(self.trace, count="tokens", count_from=int(self.trace.requests * self.warm_up))
 
     @property
     def device_tokens(self) -> int:
@@ -127,10 +132,7 @@ class Payoff:
 
     def rows(self, tiers: Sequence[HostTier]) -> Sequence[Row]:
         """One row a setting, for a table: what it takes, whether it fits, what it buys."""
-        steps: list[float | None] = [None]
-        if len(tiers) > 1:
-            grown = growth(self.curve, self.device_tokens, *_axes(tiers), self.policy)
-            steps += [100 * float(gain) for gain in grown.rate_per_gb]
+        steps = self.rate_per_gb(tiers)
         rows: list[Row] = []
         for tier, step in zip(tiers, steps, strict=True):
             row: dict[str, object] = {
@@ -142,7 +144,7 @@ class Payoff:
                 "verdict": tier.verdict,
                 "hit rate %": round(100 * self.rate(tier.tokens), 2),
                 "host adds, points": round(100 * (self.rate(tier.tokens) - self.device_rate), 2),
-                "points per extra GB": None if step is None else round(step, 4),
+                "points per extra GB": None if step is None else round(100 * step, 4),
             }
             found = self.worth(tier.tokens)
             if found is not None:
@@ -151,6 +153,14 @@ class Payoff:
                 row["TTFT saved, mean ms"] = round(1000 * found.ttft_saved_mean_s, 1)
             rows.append(row)
         return rows
+
+    def rate_per_gb(self, tiers: Sequence[HostTier]) -> list[float | None]:
+        """Hit rate (a share) gained per extra GB of the whole host on the step to each setting; None for the first."""
+        steps: list[float | None] = [None] * min(len(tiers), 1)
+        if len(tiers) > 1:
+            grown = growth(self.curve, self.device_tokens, *_axes(tiers), self.policy)
+            steps += grown.rate_per_gb.tolist()
+        return steps
 
     def knee(self, tiers: Sequence[HostTier]) -> HostTier | None:
         """Where an extra byte starts to buy less than the average byte; None: the curve does not bend there."""
@@ -242,10 +252,51 @@ def seed_rows(
     return rows
 
 
-def rates_for(question: Question, prefill_tokens_per_s: float, load_back_gb_per_s: float) -> Rates:
-    """Speeds as given, with the bytes of a token on one rank taken from the launch."""
+def rates_for(
+    question: Question, prefill_tokens_per_s: float, load_back_gb_per_s: float, log: str | Path = ""
+) -> Rates:
+    """The server's speeds, with the bytes of a token on one rank taken from the launch.
+
+    Args:
+        question: the launch.
+        prefill_tokens_per_s: as given; not used where a log is.
+        load_back_gb_per_s: host to device, GB (1e9) a second of one rank.
+        log: a server log to fit the prefill rate from, or "".
+    """
     tier = host_tier(question, ratio=2.0)
-    return Rates(prefill_tokens_per_s, load_back_gb_per_s * GB, max(round(tier.per_rank_bytes / tier.tokens), 1))
+    per_token = max(round(tier.per_rank_bytes / tier.tokens), 1)
+    if not log:
+        return Rates(prefill_tokens_per_s, load_back_gb_per_s * GB, per_token)
+    fitted, batches = prefill_rate_of(log)
+    basis = f"prefill rate fitted from {batches} batches of {Path(log).name}"
+    return Rates(fitted, load_back_gb_per_s * GB, per_token, basis)
+
+
+def prefill_rate_of(log: str | Path) -> tuple[float, int]:
+    """Fit the prefill rate from a server log: (tokens a second, batches used).
+
+    A ``Prefill batch`` line prints the tokens of the batch *before* it over the time since (sglang 0.5.10,
+    ``log_prefill_stats``), idle time included. So each line is paired with the batch before it, and the faster half,
+    where the engine did not wait for work, is fitted.
+
+    Raises:
+        InputError: fewer than four usable batches.
+    """
+    from hicache_lab.logs.collect import read_log
+
+    columns = read_log(log, columns=True).columns
+    rows = columns.columns("prefill") if columns is not None else {}
+    if not {"new_token", "input_throughput", "rank", "run"} <= set(rows):
+        raise InputError(f"{log}: holds no prefill batches with an input throughput; give --prefill-tokens-per-s")
+    mine = rows["rank"] == rows["rank"].min(initial=0)
+    tokens = rows["new_token"][mine].astype(np.float64)
+    speed, run = rows["input_throughput"][mine].astype(np.float64), rows["run"][mine]
+    usable = (tokens[:-1] > 0) & (speed[1:] > 0) & (run[1:] == run[:-1])
+    before, after = tokens[:-1][usable], speed[1:][usable]
+    if before.size < _LEAST_BATCHES:
+        raise InputError(f"{log}: {before.size} usable prefill batches, at least {_LEAST_BATCHES} are needed for a fit")
+    busy = after >= np.median(after)
+    return fit_tokens_per_s(before[busy].tolist(), (before[busy] / after[busy]).tolist()), int(busy.sum())
 
 
 def traffic_row(trace: Trace) -> Row:

@@ -100,7 +100,7 @@ def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
         (["curve", TRACE, "--device-tokens", "500000", "--prefill-tokens-per-s", "5"], 2, "time saved needs"),
         (["curve", TRACE, "--block-tokens", "16"], 1, "does not fit 16"),
         (["simulate", TRACE], 2, "--device-tokens"),
-        (["simulate", TRACE, "--device-tokens", "90000", "--hicache-ratio", "2"], 2, "needs --model"),
+        (["simulate", TRACE, "--device-tokens", "90000", "--hicache-ratio", "2"], 2, "need --model"),
         (["simulate", TRACE, "--device-tokens", "90000", "--host-tokens", "1,2"], 2, "takes one size"),
         (["simulate", TRACE, "--device-tokens", "90000", "--page-size", "48"], 2, "neither a divisor"),
         ([*SMALL, "--radix-eviction-policy", "tlru", "--sglang-version", "0.5.8"], 2, "takes lru, lfu"),

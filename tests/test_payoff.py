@@ -1,10 +1,11 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hicache_lab import payoff
 from hicache_lab.cachesim import WritePolicy, hit_curve, replay_blocks
-from hicache_lab.errors import UsageError
+from hicache_lab.errors import InputError, UsageError
 from hicache_lab.figures import apply_payoff, curve_figure, payoff_data, payoff_figure
 from hicache_lab.hosttier import host_tier, host_tiers, largest_safe
 from hicache_lab.payoff import Payoff
@@ -106,6 +107,23 @@ def test_a_shipped_trace_is_found_by_name() -> None:
     assert payoff.load_workload("cyclic_scan", items=3).requests == 12
     with pytest.raises(UsageError, match="no such trace file"):
         payoff.load_workload("mooncake_nothing")
+
+
+def test_the_prefill_rate_comes_from_the_log(tmp_path: Path, question: Question) -> None:
+    line = "[2026-11-02 10:00:{:02d}] Prefill batch, #new-seq: 1, #new-token: {}, #cached-token: 0, token usage: 0.10, "
+    line += "#running-req: 0, #queue-req: 0, cuda graph: False, input throughput (token/s): {:.2f}"
+    # each line tells how fast the batch before it was: 20,000 tokens a second, and now and then a pause
+    tokens = [4000, 8192, 8192, 100, 8192, 6000, 8192, 8192, 8192, 500]
+    speeds = [0.0, *([20_000.0, 20_000.0, 20_000.0, 10.0] * 3)[: len(tokens) - 1]]
+    log = tmp_path / "server.log"
+    log.write_text("\n".join(line.format(i, t, s) for i, (t, s) in enumerate(zip(tokens, speeds, strict=True))) + "\n")
+    rate, batches = payoff.prefill_rate_of(log)
+    assert rate == pytest.approx(20_000) and batches >= 5
+    rates = payoff.rates_for(question, 1.0, 20, log)
+    assert rates.prefill_tokens_per_s == pytest.approx(20_000) and "server.log" in rates.basis
+    log.write_text(line.format(1, 5, 3.0) + "\n")
+    with pytest.raises(InputError, match="at least 4 are needed"):
+        payoff.prefill_rate_of(log)
 
 
 def test_the_figure_shows_what_was_looked_up(case: Payoff) -> None:

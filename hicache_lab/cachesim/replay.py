@@ -20,9 +20,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from hicache_lab.cachesim.nodes import EvictionPolicy, Node, Traffic
 from hicache_lab.cachesim.rules import ReplayRules, rules_for
 from hicache_lab.cachesim.tiers import WritePolicy
-from hicache_lab.cachesim.tree import EvictionPolicy, Node, PrefixTree, Traffic
+from hicache_lab.cachesim.tree import PrefixTree
 from hicache_lab.errors import UsageError
 from hicache_lab.traces import Trace
 
