@@ -18,7 +18,7 @@ _MOST_RATIO = 1000
 class Advice:
     """The largest settings with a verdict no worse than asked for; None where none is.
 
-    ``size_gb`` is GB (1e9) per rank and a whole number, as the flag wants it; ``*_bytes`` is what the host really gives.
+    ``size_gb`` is whole GB (1e9) per rank, as the flag wants it; ``*_bytes`` is what the host really gives.
     """
 
     size_gb: int | None

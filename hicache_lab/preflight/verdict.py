@@ -213,10 +213,33 @@ def _contradiction(question: Question) -> Refusal | None:
             "used at the same time. Please use only one of them."
         )
         return Refusal("--disable-radix-cache", "ValueError", text, "the host tier extends the radix cache")
-    if (config.dcp_size or 1) > 1 and not question.rules.dcp_host_pool:
-        return Refusal(
-            "--dcp-size", "unsupported", "the host pool knows decode context parallelism from 0.5.17 on only"
+    return _dcp_contradiction(question) if (config.dcp_size or 1) > 1 else None
+
+
+def _dcp_contradiction(question: Question) -> Refusal | None:
+    """What decode context parallelism cannot be combined with.
+
+    Source: 0.5.17 server_args.py _resolve_hicache_dcp_compatibility; 0.5.19+ arg_groups/hicache_hook.py.
+    """
+    config, rules, flag = question.config, question.rules, "--dcp-size"
+    if not rules.dcp_host_pool:
+        return Refusal(flag, "unsupported", "the host pool knows decode context parallelism from 0.5.17 on only")
+    algorithm = config.speculative_algorithm
+    if algorithm is not None and algorithm not in rules.dcp_speculation:
+        text = (
+            "HiCache with --dcp-size > 1 only supports DSPARK speculative decoding; other draft-model host pools have "
+            "no DCP index translation."
+            if rules.dcp_speculation
+            else "HiCache with --dcp-size > 1 does not support speculative decoding yet (the draft-model host pool has "
+            "no DCP index translation)."
         )
+        return Refusal(flag, "NotImplementedError", text)
+    if question.geometry.kind not in ("mla", "dsa"):
+        text = (
+            "HiCache with --dcp-size > 1 is only supported for MLA models: the index translation lives in "
+            "MLATokenToKVPoolHost, and the MHA host pool has none."
+        )
+        return Refusal(flag, "NotImplementedError", text)
     return None
 
 
@@ -235,7 +258,7 @@ def _stage_pools(planners: Sequence[RankPlanner], ratio: float, size_gb: float) 
         return [planner.pools(ratio=ratio, size_gb=size_gb) for planner in planners]
     wanted = [planner.wanted_tokens(size_gb) for planner in planners]
     return [
-        planner.pools(ratio=ratio, size_gb=size_gb, peer_tokens=tuple(wanted[:index] + wanted[index + 1 :]))
+        planner.pools(ratio=ratio, size_gb=size_gb, peers=wanted[:index] + wanted[index + 1 :])
         for index, planner in enumerate(planners)
     ]
 
@@ -324,6 +347,7 @@ def _warnings(question: Question, ranks: Sequence[RankPools]) -> list[str]:
             f"--tp-size: {geometry.full.kv_heads} KV heads and {question.config.attn_tp_size} ranks do not divide; "
             "the server stops at an assertion"
         )
+    found += [text for rank in ranks[:1] for text in rank.uncounted]
     for pool in ranks[0].pools if ranks else ():
         done = construct_pool(pool.spec, question.rules, HostView(2**62))
         found += [text for level, text in done.logs if level == "WARNING"]
