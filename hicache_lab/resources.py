@@ -13,7 +13,9 @@ def _folder(name: str) -> Path:
     for candidate in (_PACKAGE / f"_{name}", _PACKAGE.parent / name):
         if candidate.is_dir():
             return candidate
-    raise HostError(f"the folder {name}/ that ships with hicache_lab is missing beside {_PACKAGE}; reinstall the package")
+    raise HostError(
+        f"the folder {name}/ that ships with hicache_lab is missing beside {_PACKAGE}; reinstall the package"
+    )
 
 
 def data_dir() -> Path:

@@ -1,0 +1,286 @@
+"""What a host's memory really is: MemAvailable, huge pages, swap, /dev/shm, control groups, holders."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from hicache_lab.errors import HostError, UsageError
+from hicache_lab.host.cgroups import PROC, SYS, CgroupLevel, CgroupMemory, read_cgroup
+from hicache_lab.units import KIB
+
+DEV_SHM = Path("/dev/shm")
+_MEMINFO_LINE = re.compile(r"([^:]+):\s+(\d+)(?: (kB))?\s*")
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """One process and what it holds; the name is untrusted text."""
+
+    pid: int
+    name: str
+    rss_bytes: int
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The memory facts of one host (or of one container on it).
+
+    ``None`` means not known. ``available_bytes`` is MemAvailable, the number SGLang's check starts from; reserved
+    huge pages are not in it. ``source`` says where the facts come from.
+    """
+
+    total_bytes: int
+    available_bytes: int
+    available_is_estimate: bool = False
+    free_bytes: int | None = None
+    cached_bytes: int | None = None
+    shmem_bytes: int | None = None
+    hugepages_reserved_bytes: int = 0
+    hugepages_free_bytes: int = 0
+    swap_total_bytes: int | None = None
+    swap_free_bytes: int | None = None
+    shm_total_bytes: int | None = None
+    shm_used_bytes: int | None = None
+    cgroup: CgroupMemory | None = None
+    memlock_bytes: int | None = None
+    memlock_is_unlimited: bool = False
+    processes: tuple[ProcessMemory, ...] = ()
+    notes: tuple[str, ...] = ()
+    source: str = "stated"
+
+    @classmethod
+    def stated(
+        cls,
+        *,
+        total_bytes: int,
+        available_bytes: int | None = None,
+        hugepages_bytes: int = 0,
+        cgroup_limit_bytes: int | None = None,
+        cgroup_usage_bytes: int | None = None,
+    ) -> HostMemory:
+        """Facts that the user gave; without ``available_bytes`` it is taken as total − huge pages and marked so.
+
+        Raises:
+            UsageError: the facts contradict each other.
+        """
+        if total_bytes <= 0:
+            raise UsageError(f"--host-ram: expected more than 0 bytes, got {total_bytes}")
+        if not 0 <= hugepages_bytes <= total_bytes:
+            raise UsageError(
+                f"--hugepages: {hugepages_bytes} bytes of huge pages do not fit in {total_bytes} of RAM"
+            )
+        if available_bytes is not None and not 0 <= available_bytes <= total_bytes:
+            raise UsageError(
+                f"--available: {available_bytes} bytes are not between 0 and --host-ram {total_bytes}"
+            )
+        if cgroup_usage_bytes is not None and cgroup_limit_bytes is None:
+            raise UsageError("--cgroup-usage says nothing without --cgroup-limit")
+        levels: tuple[CgroupLevel, ...] = ()
+        if cgroup_limit_bytes is not None:
+            levels = (CgroupLevel("stated", "limit", cgroup_limit_bytes, cgroup_usage_bytes or 0),)
+        return cls(
+            total_bytes=total_bytes,
+            available_bytes=total_bytes - hugepages_bytes if available_bytes is None else available_bytes,
+            available_is_estimate=available_bytes is None,
+            hugepages_reserved_bytes=hugepages_bytes,
+            hugepages_free_bytes=hugepages_bytes,
+            cgroup=CgroupMemory(2, "stated", levels) if levels else None,
+        )
+
+    def container_headroom_bytes(self, *, credit_page_cache: bool) -> int | None:
+        """Bytes until the tightest control-group limit, or None without a limit."""
+        return (
+            None if self.cgroup is None else self.cgroup.headroom_bytes(credit_page_cache=credit_page_cache)
+        )
+
+    @property
+    def effective_available_bytes(self) -> int:
+        """What this process can really get: MemAvailable, lowered to what its control groups still allow.
+
+        File pages count as obtainable, as in MemAvailable itself.
+        """
+        headroom = self.container_headroom_bytes(credit_page_cache=True)
+        return self.available_bytes if headroom is None else min(self.available_bytes, headroom)
+
+    @property
+    def effective_total_bytes(self) -> int:
+        """RAM, lowered to the control-group limit that binds."""
+        limit = None if self.cgroup is None else self.cgroup.limit_bytes
+        return self.total_bytes if limit is None else min(self.total_bytes, limit)
+
+    @property
+    def used_bytes(self) -> int:
+        """Total minus available."""
+        return self.total_bytes - self.available_bytes
+
+    @property
+    def swap_used_bytes(self) -> int | None:
+        """Swap in use, or None when swap is not known."""
+        if self.swap_total_bytes is None or self.swap_free_bytes is None:
+            return None
+        return self.swap_total_bytes - self.swap_free_bytes
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise HostError(f"cannot read {path}: {error.strerror}") from error
+
+
+def read_meminfo(path: Path) -> dict[str, int]:
+    """``/proc/meminfo`` as name → bytes (counts such as HugePages_Total stay counts).
+
+    Raises:
+        HostError: unreadable, a line of another form, or no MemTotal.
+    """
+    rows: dict[str, int] = {}
+    for number, line in enumerate(_read(path).splitlines(), 1):
+        match = _MEMINFO_LINE.fullmatch(line)
+        if match is None:
+            if line.strip():
+                raise HostError(f"{path}:{number}: expected 'Name:   123 kB', got {line[:80]!r}")
+            continue
+        rows[match[1].strip()] = int(match[2]) * (KIB if match[3] else 1)
+    if not rows.get("MemTotal"):
+        raise HostError(f"{path}: no MemTotal; this is not a Linux meminfo")
+    return rows
+
+
+def _low_watermark_bytes(zoneinfo: Path) -> int | None:
+    try:
+        words = [line.split() for line in zoneinfo.read_text().splitlines()]
+        pages = sum(int(row[1]) for row in words if len(row) == 2 and row[0] == "low")
+    except (OSError, ValueError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _available(rows: dict[str, int], proc_root: Path) -> tuple[int, bool, tuple[str, ...]]:
+    """MemAvailable, or the kernel's own estimate for it where the kernel (before 3.14) or LXC leaves it out.
+
+    Source of the estimate: si_mem_available in the kernel's mm/page_alloc.c, without reserved pages.
+    """
+    total, stated = rows["MemTotal"], rows.get("MemAvailable")
+    if stated is not None and stated <= total:
+        return stated, False, ()
+    free = rows.get("MemFree", 0)
+    if stated is not None:
+        # lxcfs takes MemTotal from the container and MemAvailable from the host
+        return free, True, ("MemAvailable exceeds MemTotal (LXC); MemFree is taken instead",)
+    low = _low_watermark_bytes(proc_root / "zoneinfo")
+    note = ("/proc/meminfo has no MemAvailable; it is estimated from the free and the file pages",)
+    if low is None:
+        return min(total, free + rows.get("Cached", 0)), True, note
+    cache = rows.get("Active(file)", 0) + rows.get("Inactive(file)", 0)
+    slab = rows.get("SReclaimable", 0)
+    estimate = free - low + cache - min(cache // 2, low) + slab - min(slab // 2, low)
+    return min(total, max(0, estimate)), True, note
+
+
+def _hugepages(rows: dict[str, int], sys_root: Path) -> tuple[int, int]:
+    """Reserved and free huge pages in bytes, over all page sizes (meminfo counts only the default size)."""
+    reserved = free = 0
+    for folder in sorted((sys_root / "kernel/mm/hugepages").glob("hugepages-*kB")):
+        size = int(folder.name.removeprefix("hugepages-").removesuffix("kB")) * KIB
+        try:
+            reserved += int(_read(folder / "nr_hugepages")) * size
+            free += int(_read(folder / "free_hugepages")) * size
+        except ValueError as error:
+            raise HostError(f"{folder}: expected a whole number of pages: {error}") from error
+    size = rows.get("Hugepagesize", 0)
+    default = rows.get("HugePages_Total", 0) * size
+    return (reserved, free) if reserved >= default else (default, rows.get("HugePages_Free", 0) * size)
+
+
+def _memlock(limits: Path) -> tuple[int | None, bool]:
+    try:
+        text = limits.read_text()
+    except OSError:
+        return None, False
+    match = re.search(r"^Max locked memory\s+(\S+)", text, re.MULTILINE)
+    if match is None:
+        return None, False
+    return (None, True) if match[1] == "unlimited" else (int(match[1]), False)
+
+
+def _shm(dev_shm: Path) -> tuple[int | None, int | None]:
+    try:
+        state = os.statvfs(dev_shm)
+    except OSError:
+        return None, None
+    return state.f_blocks * state.f_frsize, (state.f_blocks - state.f_bfree) * state.f_frsize
+
+
+def top_processes(count: int) -> tuple[ProcessMemory, ...]:
+    """The ``count`` largest other processes by resident bytes, largest first (names are untrusted)."""
+    found = []
+    for process in psutil.process_iter(["pid", "name", "memory_info"]):
+        memory = process.info["memory_info"]
+        if memory is not None and process.info["pid"] != os.getpid():
+            found.append(ProcessMemory(process.info["pid"], process.info["name"] or "?", memory.rss))
+    found.sort(key=lambda one: (-one.rss_bytes, one.pid))
+    return tuple(found[:count])
+
+
+def _without_procfs(proc_root: Path) -> HostMemory:
+    """Total and available as psutil gives them, for systems without procfs."""
+    memory = psutil.virtual_memory()
+    note = f"{proc_root} has no meminfo: control groups, huge pages and limits are not known"
+    return HostMemory(memory.total, memory.available, notes=(note,), source="psutil")
+
+
+def read_host(
+    *, proc_root: Path = PROC, sys_root: Path = SYS, dev_shm: Path = DEV_SHM, processes: int = 5
+) -> HostMemory:
+    """Read this host's memory facts.
+
+    Args:
+        proc_root: stands for ``/proc``.
+        sys_root: stands for ``/sys``.
+        dev_shm: stands for ``/dev/shm``.
+        processes: how many of the largest other processes to name (only for the live ``/proc``).
+
+    Returns:
+        The facts; a control group that cannot be read leaves ``cgroup`` None and a note that says so.
+
+    Raises:
+        HostError: ``meminfo`` or a huge-page file is missing or malformed; the message names it.
+    """
+    live = proc_root == PROC
+    if live and not (proc_root / "meminfo").exists():
+        return _without_procfs(proc_root)
+    rows = read_meminfo(proc_root / "meminfo")
+    available, estimated, notes = _available(rows, proc_root)
+    reserved, free_huge = _hugepages(rows, sys_root)
+    shm_total, shm_used = _shm(dev_shm)
+    memlock, unlimited = _memlock(proc_root / "self/limits")
+    try:
+        cgroup = read_cgroup(proc_root, sys_root=sys_root)
+    except HostError as error:
+        cgroup, notes = None, (*notes, f"the container limit is not known: {error}")
+    return HostMemory(
+        total_bytes=rows["MemTotal"],
+        available_bytes=available,
+        available_is_estimate=estimated,
+        free_bytes=rows.get("MemFree"),
+        cached_bytes=rows.get("Cached"),
+        shmem_bytes=rows.get("Shmem"),
+        hugepages_reserved_bytes=reserved,
+        hugepages_free_bytes=free_huge,
+        swap_total_bytes=rows.get("SwapTotal"),
+        swap_free_bytes=rows.get("SwapFree"),
+        shm_total_bytes=shm_total,
+        shm_used_bytes=shm_used,
+        cgroup=cgroup,
+        memlock_bytes=memlock,
+        memlock_is_unlimited=unlimited,
+        processes=top_processes(processes) if live and processes else (),
+        notes=notes,
+        source=f"measured ({proc_root}/meminfo)",
+    )

@@ -1,0 +1,19 @@
+"""A launch command line or a ``server_args=`` dump ⇄ ``LaunchConfig``, in SGLang's own flag names."""
+
+from hicache_lab.launch.command import parse_launch, parse_launches
+from hicache_lab.launch.config import Container, LaunchConfig, Rejection, flag_of
+from hicache_lab.launch.flags import flags_unknown_to, refusals
+from hicache_lab.launch.render import changed, render
+
+__all__ = [
+    "Container",
+    "LaunchConfig",
+    "Rejection",
+    "changed",
+    "flag_of",
+    "flags_unknown_to",
+    "parse_launch",
+    "parse_launches",
+    "refusals",
+    "render",
+]

@@ -1,0 +1,206 @@
+"""The launch configuration: SGLang's own flag names, as given; ``None`` is "not given"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+Value = str | tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Container:
+    """What the docker, compose or Kubernetes wrapping says that matters for memory."""
+
+    runtime: str
+    memory_bytes: int | None = None
+    shm_bytes: int | None = None
+    memlock_bytes: int | None = None
+    memlock_is_unlimited: bool = False
+    ipc: str | None = None
+    privileged: bool = False
+    image: str | None = None
+
+    @property
+    def image_tag(self) -> str | None:
+        """The image's tag, e.g. ``v0.5.8-cu126``; a fact about the paste, not a proof of the release."""
+        if self.image is None:
+            return None
+        name = self.image.partition("@")[0].rpartition("/")[2]
+        return name.partition(":")[2] or None
+
+
+@dataclass(frozen=True)
+class Token:
+    """One option as it was typed: how it is spelled, the values after it, and its text with the quotes."""
+
+    spelling: str
+    name: str
+    values: tuple[str, ...]
+    raw: str
+    from_file: bool = False
+
+
+@dataclass(frozen=True)
+class LaunchSource:
+    """Where a configuration came from, kept so that the corrected line looks like the pasted one."""
+
+    kind: str
+    prefix: str = ""
+    tokens: tuple[Token, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    is_multiline: bool = False
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why the server itself would refuse a flag before it loads anything."""
+
+    flag: str
+    message: str
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """One SGLang server launch.
+
+    Every flag field has the server's own name and is ``None`` when it was not given (a release's default is
+    applied by the release's rules, not here). ``hicache_size`` is GB (1e9 bytes) per rank.
+
+    Attributes:
+        other: options without a field of their own, in order, each with its value, its values, or None.
+        env: environment assignments seen with the launch.
+        container: what the wrapping says; None for a bare command.
+        notes: what a reader should know about the paste (not compared).
+        source: the pasted text, for ``render`` (not compared).
+    """
+
+    model: str | None = None
+    sglang_version: str | None = None
+    tp_size: int | None = None
+    pp_size: int | None = None
+    dp_size: int | None = None
+    attn_dp_size: int | None = None
+    attn_cp_size: int | None = None
+    dcp_size: int | None = None
+    ep_size: int | None = None
+    enable_dp_attention: bool | None = None
+    nnodes: int | None = None
+    node_rank: int | None = None
+    page_size: int | None = None
+    kv_cache_dtype: str | None = None
+    mem_fraction_static: float | None = None
+    max_total_tokens: int | None = None
+    max_running_requests: int | None = None
+    chunked_prefill_size: int | None = None
+    context_length: int | None = None
+    disable_radix_cache: bool | None = None
+    enable_hierarchical_cache: bool | None = None
+    hicache_ratio: float | None = None
+    hicache_size: float | int | None = None
+    hicache_host_memory_fraction: float | None = None
+    hicache_host_memory_mode: str | None = None
+    hicache_write_policy: str | None = None
+    hicache_io_backend: str | None = None
+    hicache_mem_layout: str | None = None
+    hicache_storage_backend: str | None = None
+    hicache_storage_prefetch_policy: str | None = None
+    enable_lmcache: bool | None = None
+    enable_hisparse: bool | None = None
+    enable_unified_memory: bool | None = None
+    enable_kv_cache_sharding: bool | None = None
+    cpu_offload_gb: int | None = None
+    attention_backend: str | None = None
+    prefill_attention_backend: str | None = None
+    decode_attention_backend: str | None = None
+    swa_full_tokens_ratio: float | None = None
+    mamba_full_memory_ratio: float | None = None
+    max_mamba_cache_size: int | None = None
+    speculative_algorithm: str | None = None
+    speculative_draft_model_path: str | None = None
+    speculative_num_steps: int | None = None
+    speculative_eagle_topk: int | None = None
+    speculative_num_draft_tokens: int | None = None
+    disaggregation_mode: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    host: str | None = None
+    port: int | None = None
+    other: tuple[tuple[str, Value], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    container: Container | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    source: LaunchSource | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def attention_dp_size(self) -> int:
+        """Data-parallel attention groups inside the TP group: ``--attn-dp-size``, or ``--dp-size`` in its old use.
+
+        0.5.22+ reads ``--dp-size N --enable-dp-attention`` as ``--attn-dp-size N`` (arg_groups/parallel_hook.py).
+        """
+        if self.enable_dp_attention and (self.attn_dp_size or 1) == 1:
+            return self.dp_size or 1
+        return self.attn_dp_size or 1
+
+    @property
+    def dp_replicas(self) -> int:
+        """Whole engines side by side: ``--dp-size`` unless it means data-parallel attention."""
+        return 1 if self.enable_dp_attention else self.dp_size or 1
+
+    @property
+    def ranks_per_engine(self) -> int:
+        """Scheduler processes of one engine: tp × pp."""
+        return (self.tp_size or 1) * (self.pp_size or 1)
+
+    @property
+    def processes(self) -> int:
+        """Scheduler processes over all nodes, data-parallel replicas included; each has host pools of its own."""
+        return self.ranks_per_engine * self.dp_replicas
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks of one engine on one host, as the releases count them: max(tp × pp // nnodes, 1)."""
+        return max(self.ranks_per_engine // (self.nnodes or 1), 1)
+
+    @property
+    def attn_tp_size(self) -> int:
+        """Ranks that share one request's attention heads: tp // attention dp // attention cp, at least 1.
+
+        Source: 0.5.23 runtime_context.py:derive_attn_tp_size.
+        """
+        return max((self.tp_size or 1) // self.attention_dp_size // (self.attn_cp_size or 1), 1)
+
+    @property
+    def rejections(self) -> tuple[Rejection, ...]:
+        """What the server's own argument parser will refuse in any release that has the flag."""
+        found = []
+        if isinstance(self.hicache_size, float):
+            found.append(
+                Rejection(
+                    "--hicache-size",
+                    f"the server will not start with --hicache-size {self.hicache_size}: every release takes a "
+                    f"whole number of GB (1e9 bytes, per rank); write --hicache-size {int(self.hicache_size)}",
+                )
+            )
+        return tuple(found)
+
+    def given(self) -> Iterator[tuple[str, Any]]:
+        """The flag fields that were given, as (field, value)."""
+        for name in FLAG_FIELDS:
+            value = getattr(self, name)
+            if value is not None:
+                yield name, value
+
+
+_NOT_FLAGS = {"sglang_version", "other", "env", "container", "notes", "source"}
+FLAG_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(LaunchConfig) if f.name not in _NOT_FLAGS)
+FIELD_TYPES: dict[str, str] = {
+    f.name: str(f.type).removesuffix(" | None") for f in fields(LaunchConfig) if f.name in FLAG_FIELDS
+}
+
+
+def flag_of(field_name: str) -> str:
+    """The option that sets a field: ``hicache_size`` → ``--hicache-size``."""
+    return "--model-path" if field_name == "model" else "--" + field_name.replace("_", "-")

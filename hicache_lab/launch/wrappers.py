@@ -1,0 +1,241 @@
+"""docker run, compose and Kubernetes around a launch: the command they hold and the memory limits they set."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from hicache_lab.errors import UsageError
+from hicache_lab.launch.config import Container
+from hicache_lab.units import GB, GIB, KB, KIB, MB, MIB, TB, TIB
+
+_ENGINES = {"docker", "podman", "nerdctl"}
+# docker's k, m, g are powers of 1024 whatever follows them; Kubernetes' K, M, G are powers of 1000
+_DOCKER = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
+_KUBERNETES = {
+    "": 1, "k": KB, "M": MB, "G": GB, "T": TB, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB,
+}  # fmt: skip
+_LOOKS_YAML = re.compile(
+    r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M
+)
+_IMAGE = re.compile(r"[\w.\-/:]*sglang[\w.\-/]*(?::[\w.\-]+)?(?:@sha256:[0-9a-f]+)?")
+_MAX_NODES = 100_000
+
+
+def docker_bytes(text: str, what: str) -> int:
+    """A docker or compose size (``400g``, ``32gb``, plain bytes) in bytes.
+
+    Raises:
+        UsageError: not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?\s*", text.lower())
+    if match is None:
+        raise UsageError(f"{what}: expected a docker size such as 400g (400 × 2**30 bytes), got {text!r}")
+    return int(float(match[1]) * _DOCKER[match[2]]) if "." in match[1] else int(match[1]) * _DOCKER[match[2]]
+
+
+def kubernetes_bytes(text: str, what: str) -> int:
+    """A Kubernetes quantity (``417Gi``, ``449G``, ``2e11``) in bytes.
+
+    Raises:
+        UsageError: not a quantity.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([kMGT]i?|Ki)?\s*", text)
+    if match is None:
+        raise UsageError(f"{what}: expected a Kubernetes quantity such as 417Gi, got {text!r}")
+    factor = _KUBERNETES[match[2] or ""]
+    return int(match[1]) * factor if match[1].isdigit() else int(float(match[1]) * factor)
+
+
+def _memlock(container: Container, text: str) -> Container:
+    soft = text.split("=")[-1].split(":")[0]
+    if soft in {"-1", "unlimited"}:
+        return replace(container, memlock_is_unlimited=True)
+    return replace(container, memlock_bytes=int(soft)) if soft.isdigit() else container
+
+
+def docker_run(words: Sequence[str]) -> Container | None:
+    """The facts of ``docker run … IMAGE`` from the words before the launch; None without docker."""
+    names = [word.rpartition("/")[2] for word in words]
+    at = next(
+        (i for i, n in enumerate(names) if n in _ENGINES and {"run", "exec"} & set(names[i + 1 : i + 4])),
+        None,
+    )
+    if at is None:
+        return None
+    found = Container("docker")
+    rest = list(words[at + 1 :])
+    for index, word in enumerate(rest):
+        option, equals, value = word.partition("=")
+        if not equals:
+            value = rest[index + 1] if index + 1 < len(rest) else ""
+        found = _docker_option(found, option, value)
+    images = [word for word in rest if _IMAGE.fullmatch(word) and (":" in word or "/" in word)]
+    # without sglang in its name, the image is the word before the command
+    last = next((word for word in reversed(rest) if not word.startswith("-")), None)
+    return replace(found, image=images[0] if images else last)
+
+
+def _docker_option(found: Container, option: str, value: str) -> Container:
+    if option in {"--memory", "-m"}:
+        return replace(found, memory_bytes=docker_bytes(value, option))
+    if option == "--shm-size":
+        return replace(found, shm_bytes=docker_bytes(value, option))
+    if option == "--ulimit" and value.startswith("memlock"):
+        return _memlock(found, value)
+    if option == "--ipc":
+        return replace(found, ipc=value)
+    return replace(found, privileged=True) if option == "--privileged" else found
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A command found in a document: shell text, or a list of words."""
+
+    shell: str | None
+    words: tuple[str, ...]
+    container: Container
+    env: tuple[tuple[str, str], ...]
+
+
+def looks_like_document(text: str) -> bool:
+    """Whether a paste is YAML (or JSON) that holds a command rather than shell text."""
+    return bool(_LOOKS_YAML.search(text)) or text.lstrip().startswith("{")
+
+
+def read_documents(text: str) -> list[Wrapped]:
+    """Every container command in compose or Kubernetes YAML (or JSON).
+
+    Raises:
+        UsageError: not YAML; the message gives the line.
+    """
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or "cannot be read"
+        template = "; a Helm template must be rendered first (helm template)" if "{{" in text else ""
+        raise UsageError(f"{where}not YAML: {problem}{template}") from error
+    return [one for document in documents for node, pod in _nodes(document) if (one := _wrapped(node, pod))]
+
+
+def _nodes(document: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Every mapping in a document with the pod specification around it; YAML aliases are visited once."""
+    pending: list[tuple[Any, dict[str, Any]]] = [(document, {})]
+    seen: set[int] = set()
+    while pending:
+        node, pod = pending.pop()
+        if id(node) in seen or len(seen) > _MAX_NODES:
+            continue
+        seen.add(id(node))
+        if isinstance(node, dict):
+            if "containers" in node:
+                pod = node
+            yield node, pod
+            pending.extend(
+                (value, pod) for value in reversed(node.values()) if isinstance(value, dict | list)
+            )
+        elif isinstance(node, list):
+            pending.extend((value, pod) for value in reversed(node) if isinstance(value, dict | list))
+
+
+def _as_words(value: Any) -> list[str]:
+    return [str(item) for item in value if item is not None] if isinstance(value, list) else []
+
+
+def _wrapped(node: dict[str, Any], pod: dict[str, Any]) -> Wrapped | None:
+    parts = [node.get("entrypoint"), node.get("command"), node.get("args")]
+    given = [part for part in parts if isinstance(part, str | list) and part]
+    if not given:
+        return None
+    container, env = _facts(node, pod), _environment(node)
+    if all(isinstance(part, list) for part in given):
+        words = [word for part in given for word in _as_words(part)]
+        return Wrapped(None, tuple(words), container, env)
+    texts = [part if isinstance(part, str) else shlex.join(_as_words(part)) for part in given]
+    return Wrapped(" ".join(text.strip() for text in texts), (), container, env)
+
+
+def _environment(node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    raw = node.get("env", node.get("environment"))
+    if isinstance(raw, Mapping):
+        return tuple((str(k), "" if v is None else str(v)) for k, v in raw.items())
+    found = []
+    for item in raw if isinstance(raw, list) else []:
+        if isinstance(item, Mapping) and "name" in item and item.get("value") is not None:
+            found.append((str(item["name"]), str(item["value"])))
+        elif isinstance(item, str) and "=" in item:
+            name, _, value = item.partition("=")
+            found.append((name, value))
+    return tuple(found)
+
+
+def _dig(node: Any, *path: str) -> Any:
+    for step in path:
+        node = node.get(step) if isinstance(node, Mapping) else None
+    return node
+
+
+def _facts(node: dict[str, Any], pod: dict[str, Any]) -> Container:
+    image = node.get("image")
+    if "containers" in pod:
+        found = Container("kubernetes", image=image if isinstance(image, str) else None)
+        limit = _dig(node, "resources", "limits", "memory")
+        if limit is not None:
+            found = replace(found, memory_bytes=kubernetes_bytes(str(limit), "resources.limits.memory"))
+        if _dig(node, "securityContext", "privileged") is True:
+            found = replace(found, privileged=True)
+        if pod.get("hostIPC") is True:
+            found = replace(found, ipc="host")
+        return _shared_memory(found, node, pod)
+    found = Container("compose", image=image if isinstance(image, str) else None)
+    limit = node.get("mem_limit", _dig(node, "deploy", "resources", "limits", "memory"))
+    if limit is not None:
+        found = replace(found, memory_bytes=docker_bytes(str(limit), "mem_limit"))
+    if node.get("shm_size") is not None:
+        found = replace(found, shm_bytes=docker_bytes(str(node["shm_size"]), "shm_size"))
+    lock = _dig(node, "ulimits", "memlock")
+    soft = lock.get("soft") if isinstance(lock, Mapping) else lock
+    if soft is not None:
+        found = _memlock(found, str(soft))
+    ipc = node.get("ipc")
+    return replace(
+        found, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True
+    )
+
+
+def _shared_memory(found: Container, node: dict[str, Any], pod: dict[str, Any]) -> Container:
+    """The size of an emptyDir in memory that is mounted at /dev/shm."""
+    mounts = node.get("volumeMounts")
+    names = {
+        m.get("name")
+        for m in (mounts if isinstance(mounts, list) else [])
+        if isinstance(m, Mapping) and str(m.get("mountPath")).rstrip("/") == "/dev/shm"
+    }
+    volumes = pod.get("volumes")
+    for volume in volumes if isinstance(volumes, list) else []:
+        size = _dig(volume, "emptyDir", "sizeLimit")
+        if isinstance(volume, Mapping) and volume.get("name") in names and size is not None:
+            return replace(found, shm_bytes=kubernetes_bytes(str(size), "emptyDir.sizeLimit"))
+    return found
+
+
+def dockerfile_words(text: str) -> list[str] | None:
+    """The words of ``ENTRYPOINT [...]`` and ``CMD [...]`` in a Dockerfile, or None."""
+    words: list[str] = []
+    for kind in ("ENTRYPOINT", "CMD"):
+        match = re.search(rf"^\s*{kind}\s+(\[.*?\])\s*$", text, re.MULTILINE | re.DOTALL)
+        if match:
+            try:
+                listed = json.loads(match[1])
+            except ValueError as error:
+                raise UsageError(f"{kind}: not a JSON list of words: {error}") from error
+            words += _as_words(listed)
+    return words or None

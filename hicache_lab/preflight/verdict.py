@@ -1,0 +1,449 @@
+"""Will it start, and what will the host see: what each rank believes against what all of them take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+from hicache_lab.geometry import ModelGeometry
+from hicache_lab.host import HostMemory
+from hicache_lab.launch import LaunchConfig, flags_unknown_to
+from hicache_lab.releases import RESERVE_BYTES, ReleaseRules
+from hicache_lab.resolution import HicacheArguments, Resolution, resolve_arguments
+from hicache_lab.sizing.guard import HostView, LaunchFailure, rank_budget
+from hicache_lab.sizing.pools import HostPool, construct_pool
+from hicache_lab.sizing.rank import DeviceFacts, RankPlanner, RankPools
+from hicache_lab.sizing.shares import AutoSize, auto_size
+
+Verdict = Literal["FITS", "TIGHT", "RACE", "REFUSED", "OOM_RISK", "ASSERT", "UNKNOWN"]
+
+DEFAULT_HEADROOM = 0.10
+"""Share of the host's RAM that a comfortable plan leaves free beyond the 10 GiB reserve (page cache, growth)."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything a verdict depends on.
+
+    Attributes:
+        config: the launch flags.
+        geometry: the model.
+        rules: the SGLang release.
+        host: memory facts, or None when nothing is known of the host.
+        device: tokens (or bytes) that the device pools of one rank hold.
+        overhead_bytes: host memory that the server's processes take besides the pools, before the check.
+        headroom_bytes: what a comfortable plan leaves beyond the reserve; None takes 10 % of RAM.
+        draft: geometry of a separate draft model.
+        ram_is_known: False when only the available memory was stated.
+    """
+
+    config: LaunchConfig
+    geometry: ModelGeometry
+    rules: ReleaseRules
+    host: HostMemory | None = None
+    device: DeviceFacts = DeviceFacts()
+    overhead_bytes: int = 0
+    headroom_bytes: int | None = None
+    draft: ModelGeometry | None = None
+    ram_is_known: bool = True
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What all ranks of this host can really take: available, lowered by the container, minus the overhead."""
+        if self.host is None:
+            return None
+        return self.host.effective_available_bytes - self.overhead_bytes
+
+    @property
+    def comfortable_bytes(self) -> int:
+        """Headroom that separates FITS from TIGHT."""
+        if self.headroom_bytes is not None:
+            return self.headroom_bytes
+        return int(self.host.effective_total_bytes * DEFAULT_HEADROOM) if self.host else 0
+
+    def view(self, taken_bytes: int = 0) -> HostView:
+        """What a rank reads once ``taken_bytes`` of the host are resident."""
+        assert self.host is not None
+        used = taken_bytes + self.overhead_bytes
+        headroom = self.host.container_headroom_bytes(credit_page_cache=self.rules.cgroup_credits_page_cache)
+        return HostView(
+            available_bytes=self.host.available_bytes - used,
+            cgroup_headroom_bytes=None if headroom is None else max(0, headroom - used),
+            ranks_per_host=self.config.ranks_per_host,
+        )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why the server does not start: which flag, how much was asked, how much was there, the words it prints."""
+
+    flag: str
+    error: str
+    message: str
+    meaning: str = ""
+    requested_bytes: int | None = None
+    available_bytes: int | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order in which the ranks of a host check and take memory."""
+
+    name: Literal["together", "one after another"]
+    refusal: Refusal | None
+    resident_bytes: int
+
+    @property
+    def passes(self) -> bool:
+        """Whether every rank got through its checks."""
+        return self.refusal is None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A verdict with the arithmetic behind it; every number in it is computed from the stated facts."""
+
+    question: Question
+    verdict: Verdict
+    ranks: tuple[RankPools, ...] = ()
+    orders: tuple[Order, ...] = ()
+    refusal: Refusal | None = None
+    ratio: float | None = None
+    size_gb: float = 0
+    auto: AutoSize | None = None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    provenance: str = field(default="computed")
+
+    @property
+    def rank(self) -> RankPools | None:
+        """The largest rank of this host."""
+        return max(self.ranks, key=lambda rank: rank.requested_bytes, default=None)
+
+    @property
+    def ranks_on_host(self) -> int:
+        """Scheduler processes on the host, data-parallel replicas included."""
+        return len(self.ranks)
+
+    @property
+    def per_rank_bytes(self) -> int:
+        """Bytes that the largest rank asks for, all its pools."""
+        return self.rank.requested_bytes if self.rank else 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that all ranks of the host ask for."""
+        return sum(rank.requested_bytes for rank in self.ranks)
+
+    @cached_property
+    def resident_bytes(self) -> int:
+        """Bytes that would really become resident on the host."""
+        return sum(rank.resident_bytes(self.question.rules) for rank in self.ranks)
+
+    @property
+    def margin_bytes(self) -> int | None:
+        """What is left on the host when every rank has its pools; negative when it does not fit."""
+        limit = self.question.limit_bytes
+        return None if limit is None else limit - self.resident_bytes
+
+    @property
+    def over_reserve_bytes(self) -> int | None:
+        """What is left beyond the reserve of 10 GiB."""
+        return None if self.margin_bytes is None else self.margin_bytes - RESERVE_BYTES
+
+    @property
+    def guaranteed_start_bytes(self) -> int | None:
+        """Largest equal share a rank with one pool may ask for and start in whatever order the ranks check."""
+        if self.question.host is None or not self.ranks:
+            return None
+        free = rank_budget(replace(self.question.rules, guard_divides_by_ranks=False), self.question.view())
+        n, divides = self.ranks_on_host, self.question.rules.guard_divides_by_ranks
+        share = self.question.config.ranks_per_host if divides else 1
+        return max(0, free.budget_bytes // (n - 1 + share))
+
+
+def _arguments(question: Question) -> HicacheArguments:
+    config, rules = question.config, question.rules
+    fraction = config.hicache_host_memory_fraction
+    if fraction is None:
+        fraction = rules.default_host_memory_fraction
+    ratio = config.hicache_ratio
+    if ratio is None and not rules.resolves_ratio:
+        ratio = rules.default_ratio
+    return HicacheArguments(
+        enable_hierarchical_cache=bool(config.enable_hierarchical_cache),
+        hicache_ratio=ratio,
+        hicache_size=config.hicache_size or 0,
+        hicache_host_memory_fraction=fraction,
+        hicache_host_memory_mode=config.hicache_host_memory_mode or "cache",
+        hicache_write_policy=config.hicache_write_policy or rules.default_write_policy or "write_through",
+        hicache_io_backend=config.hicache_io_backend or "kernel",
+        hicache_mem_layout=config.hicache_mem_layout or rules.default_layout,
+        hicache_storage_backend=config.hicache_storage_backend,
+        attention_backend=config.attention_backend,
+        decode_attention_backend=config.decode_attention_backend,
+        disaggregation_mode=config.disaggregation_mode or "null",
+        enable_unified_memory=bool(config.enable_unified_memory),
+        dcp_size=config.dcp_size or 1,
+        mla=question.geometry.latent is not None,
+    )
+
+
+def _contradiction(question: Question) -> Refusal | None:
+    """Flags that the server itself refuses before anything is built."""
+    config = question.config
+    for rejection in config.rejections:
+        return Refusal(rejection.flag, "argparse", rejection.message)
+    if config.disable_radix_cache:
+        text = (
+            "The arguments enable-hierarchical-cache and disable-radix-cache are mutually exclusive and cannot be "
+            "used at the same time. Please use only one of them."
+        )
+        return Refusal("--disable-radix-cache", "ValueError", text, "the host tier extends the radix cache")
+    if (config.dcp_size or 1) > 1 and not question.rules.dcp_host_pool:
+        return Refusal(
+            "--dcp-size", "unsupported", "the host pool knows decode context parallelism from 0.5.17 on only"
+        )
+    return None
+
+
+def _planners(question: Question) -> list[RankPlanner]:
+    stages = range(question.config.pp_size or 1)
+    return [
+        RankPlanner(
+            question.config, question.geometry, question.rules, question.device, draft=question.draft, stage=stage
+        )
+        for stage in stages
+    ]
+
+
+def _stage_pools(planners: Sequence[RankPlanner], ratio: float, size_gb: float) -> list[RankPools]:
+    if len(planners) == 1 or size_gb <= 0 or planners[0].refusal is not None or not planners[0].groups:
+        return [planner.pools(ratio=ratio, size_gb=size_gb) for planner in planners]
+    wanted = [planner.wanted_tokens(size_gb) for planner in planners]
+    return [
+        planner.pools(ratio=ratio, size_gb=size_gb, peer_tokens=tuple(wanted[:index] + wanted[index + 1 :]))
+        for index, planner in enumerate(planners)
+    ]
+
+
+def _on_one_host(question: Question, stages: list[RankPools]) -> tuple[RankPools, ...]:
+    """The ranks of the host that has most to hold: rank = stage × tp + tensor rank, hosts take them in order."""
+    config = question.config
+    everyone = [stage for stage in stages for _ in range(config.tp_size or 1)]
+    per_host = config.ranks_per_host
+    hosts = [everyone[start : start + per_host] for start in range(0, len(everyone), per_host)]
+    fullest = max(hosts, key=lambda ranks: sum(rank.requested_bytes for rank in ranks))
+    return tuple(fullest) * config.dp_replicas
+
+
+def _meaning(question: Question, shown_bytes: int | None) -> str:
+    """What the number in the refusal is in this release."""
+    rules, host = question.rules, question.host
+    if host is None or shown_bytes is None:
+        return ""
+    free = "what the container's limit leaves" if rules.guard_reads_cgroup and host.cgroup else "available memory"
+    if rules.guard_divides_by_ranks:
+        return (
+            f"the free amount it prints is one rank's share: ({free} − 10 GiB) / {question.config.ranks_per_host} "
+            "ranks on this host"
+        )
+    if rules.shown == "allowance":
+        return f"the free amount it prints is {free} minus the reserve of 10 GiB"
+    return f"the free amount it prints is {free}; the 10 GiB reserve is kept back but not subtracted in the message"
+
+
+def _check(question: Question, pool: HostPool, taken: int, rank: int, booked: int | None) -> Refusal | None:
+    done = construct_pool(pool.spec, question.rules, question.view(taken), booked_budget_bytes=booked)
+    if done.outcome == "ok":
+        return None
+    by_size = bool(question.config.hicache_size)
+    return Refusal(
+        flag="--hicache-size" if by_size else "--hicache-ratio",
+        error=done.outcome,
+        message=done.message or "",
+        meaning=_meaning(question, done.budget.shown_bytes if done.budget else None),
+        requested_bytes=pool.requested_bytes,
+        available_bytes=done.budget.budget_bytes if done.budget else None,
+        rank=rank,
+    )
+
+
+def _together(question: Question, ranks: Sequence[RankPools], booked: int | None) -> Order:
+    """All ranks check their first pool, then all take it, then the second pool, and so on."""
+    from hicache_lab.sizing.rank import resident_bytes
+
+    taken = 0
+    for depth in range(max(len(rank.pools) for rank in ranks)):
+        level = [(number, rank.pools[depth]) for number, rank in enumerate(ranks) if depth < len(rank.pools)]
+        checked: dict[tuple[int, int], Refusal | None] = {}
+        for number, pool in level:
+            left = None if booked is None else booked - sum(p.requested_bytes for p in ranks[number].pools[:depth])
+            # ranks of one stage ask the same question; one answer serves them all
+            key = (id(ranks[number]), depth)
+            if key not in checked:
+                checked[key] = _check(question, pool, taken, number, left)
+            if checked[key] is not None:
+                return Order("together", checked[key], taken)
+        taken += sum(resident_bytes(pool, question.rules) for _, pool in level)
+    return Order("together", None, taken)
+
+
+def _one_after_another(question: Question, ranks: Sequence[RankPools]) -> Order:
+    """Each rank takes all its pools before the next one checks."""
+    from hicache_lab.sizing.rank import resident_bytes
+
+    taken = 0
+    for number, rank in enumerate(ranks):
+        for pool in rank.pools:
+            refusal = _check(question, pool, taken, number, None)
+            if refusal is not None:
+                return Order("one after another", refusal, taken)
+            taken += resident_bytes(pool, question.rules)
+    return Order("one after another", None, taken)
+
+
+def _warnings(question: Question, ranks: Sequence[RankPools]) -> list[str]:
+    found = [question.rules.warning] if question.rules.warning else []
+    geometry = question.geometry
+    if geometry.confidence not in ("confirmed", "config file", "inline"):
+        found.append(f"geometry of {geometry.name}: {geometry.confidence} source, not confirmed from its own config")
+    found += [f"{unknown}" for unknown in flags_unknown_to(question.config, question.rules.version)]
+    if geometry.full is not None and not geometry.full.splits_evenly(question.config.attn_tp_size):
+        found.append(
+            f"--tp-size: {geometry.full.kv_heads} KV heads and {question.config.attn_tp_size} ranks do not divide; "
+            "the server stops at an assertion"
+        )
+    for pool in ranks[0].pools if ranks else ():
+        done = construct_pool(pool.spec, question.rules, HostView(2**62))
+        found += [text for level, text in done.logs if level == "WARNING"]
+    return found
+
+
+def _judge(question: Question, answer: Answer) -> Verdict:
+    """The verdict of a plan whose bytes are known, on a host that is known."""
+    together, apart = answer.orders
+    first = together.refusal if together.resident_bytes == 0 else None
+    if first is not None and first.error == "AssertionError":
+        return "ASSERT"
+    if first is not None:
+        return "REFUSED"
+    limit = question.limit_bytes
+    assert limit is not None
+    if answer.resident_bytes > limit:
+        clean = all(order.refusal is not None and order.resident_bytes <= limit for order in answer.orders)
+        return "REFUSED" if clean else "OOM_RISK"
+    if together.passes != apart.passes and answer.auto is None:
+        return "RACE"
+    if not together.passes:
+        return "REFUSED"
+    over = answer.over_reserve_bytes
+    assert over is not None
+    return "FITS" if over >= question.comfortable_bytes else "TIGHT"
+
+
+def assess(question: Question) -> Answer:
+    """Judge one launch.
+
+    Args:
+        question: flags, model, release, host and device facts.
+
+    Returns:
+        The verdict with pools, orders, refusal and margin. "Does not fit" is a verdict, not an exception; a fact
+        that is missing gives UNKNOWN and is named.
+    """
+    config = question.config
+    refused = _contradiction(question)
+    resolution = resolve_arguments(_arguments(question), question.rules)
+    if refused is None and resolution.outcome != "ok":
+        refused = Refusal("HiCache arguments", resolution.outcome, resolution.message or "")
+    if refused is not None:
+        return Answer(question, "REFUSED", refusal=refused, warnings=tuple(_warnings(question, ())))
+    return _assess_resolved(question, resolution, config)
+
+
+def _assess_resolved(question: Question, resolution: Resolution, config: LaunchConfig) -> Answer:
+    arguments = resolution.arguments
+    question = replace(
+        question, config=replace(config, hicache_mem_layout=arguments.hicache_mem_layout)
+    )
+    notes = [text for _, text in resolution.logs]
+    planners = _planners(question)
+    size_gb = config.hicache_size or 0
+    ratio = arguments.hicache_ratio if arguments.hicache_ratio is not None else 2.0
+    sized: AutoSize | None = None
+    missing: list[str] = []
+    try:
+        if question.rules.auto_size and arguments.hicache_host_memory_fraction is not None:
+            sized, missing = _auto_size(question, planners, ratio, arguments.hicache_host_memory_fraction)
+            ratio = sized.ratio if sized else ratio
+        stages = _stage_pools(planners, ratio, size_gb)
+    except LaunchFailure as failure:
+        kind: Verdict = "ASSERT" if failure.kind == "AssertionError" else "REFUSED"
+        refusal = Refusal("--hicache-size" if size_gb > 0 else "--hicache-ratio", failure.kind, failure.message)
+        return Answer(question, kind, refusal=refusal, warnings=tuple(_warnings(question, ())), notes=tuple(notes))
+    ranks = _on_one_host(question, stages)
+    answer = Answer(
+        question,
+        "UNKNOWN",
+        ranks,
+        ratio=None if size_gb > 0 else ratio,
+        size_gb=size_gb,
+        auto=sized,
+        warnings=tuple(dict.fromkeys(_warnings(question, ranks))),
+        notes=tuple(dict.fromkeys([*notes, *ranks[0].assumed])),
+        missing=tuple(dict.fromkeys([*missing, *ranks[0].missing, *_missing_host(question)])),
+    )
+    if not ranks[0].pools:
+        return answer
+    if question.host is None or sized is None and missing:
+        return _without_host(answer)
+    booked = sized.budget_bytes if sized else None
+    together = _together(question, ranks, booked)
+    apart = together if sized else _one_after_another(question, ranks)
+    answer = replace(answer, orders=(together, apart), refusal=together.refusal or apart.refusal)
+    return replace(answer, verdict=_judge(question, answer))
+
+
+def _without_host(answer: Answer) -> Answer:
+    """Without a host only an assertion can still be foretold."""
+    pool = answer.ranks[0].pools[0]
+    done = construct_pool(pool.spec, answer.question.rules, HostView(2**62))
+    if done.outcome != "AssertionError":
+        return answer
+    refusal = Refusal("--hicache-ratio", done.outcome, done.message or "", requested_bytes=pool.requested_bytes)
+    return replace(answer, verdict="ASSERT", refusal=refusal)
+
+
+def _missing_host(question: Question) -> list[str]:
+    if question.host is not None:
+        return []
+    return ["host memory (--host-ram and, better, --available; or --this-host)"]
+
+
+def _auto_size(
+    question: Question, planners: Sequence[RankPlanner], ratio: float, fraction: float
+) -> tuple[AutoSize | None, list[str]]:
+    """Auto-sizing of the release, the smallest ratio of all stages; None with the missing facts otherwise."""
+    for planner in planners:
+        if planner.refusal is not None:
+            raise planner.refusal
+    if question.geometry.kind == "dsv4":
+        raise LaunchFailure(
+            "ValueError",
+            "HiCache auto-sizing does not support DeepSeekV4TokenToKVPool; "
+            "set --hicache-ratio or --hicache-size explicitly.",
+        )
+    if question.host is None or any(planner.device_bytes is None for planner in planners):
+        return None, ["auto-sizing needs the host's available memory and the device tokens"]
+    sized = [
+        auto_size(
+            question.rules, question.view(), ratio=ratio, fraction=fraction, device_bytes=planner.device_bytes or 1
+        )
+        for planner in planners
+    ]
+    return min(sized, key=lambda one: one.ratio), []
