@@ -22,6 +22,7 @@ class CatalogueEntry:
         name: short name.
         hf_id: repository on the Hugging Face hub.
         aliases: other names it answers to.
+        fp8_kv: those of its names whose checkpoint asks for an fp8 KV cache, which ``auto`` follows.
         confidence: ``confirmed`` (a copy of the real config.json) or ``secondary`` (third-party catalogues).
         kind: how it stores a token, as ``ModelGeometry.kind``.
         config: the keys of its config.json that decide its caches, nested as in the file.
@@ -32,6 +33,7 @@ class CatalogueEntry:
     name: str
     hf_id: str
     aliases: tuple[str, ...]
+    fp8_kv: tuple[str, ...]
     confidence: str
     kind: str
     config: Mapping[str, Any]
@@ -40,15 +42,21 @@ class CatalogueEntry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name it answers to: its own, the hub's with and without the organisation, its aliases."""
-        return (self.name, self.hf_id, self.hf_id.split("/")[-1], *self.aliases)
+        """Every name it answers to: its own, the hub's and the aliases with and without the organisation."""
+        full = (self.name, self.hf_id, *self.aliases)
+        return (*full, *(name.split("/")[-1] for name in full[1:]))
+
+    def asks_fp8_kv(self, name: str) -> bool:
+        """Whether the checkpoint of that name stores keys and values in fp8 unless told otherwise."""
+        wanted = name.strip().casefold()
+        return any(wanted in (known.casefold(), known.split("/")[-1].casefold()) for known in self.fp8_kv)
 
 
 def _read(path: Path) -> CatalogueEntry:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         return CatalogueEntry(
-            **{**raw, "aliases": tuple(raw["aliases"]), "source": tuple(raw["source"])},
+            **{**raw, **{key: tuple(raw[key]) for key in ("aliases", "fp8_kv", "source")}},
         )
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(

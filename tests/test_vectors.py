@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hicache_lab.errors import InputError
-from hicache_lab.vectors import differences, compute, read_records, replay
+from hicache_lab.vectors import compute, differences, read_records, replay
 
 BASELINE = Path(__file__).parent / "baselines" / "sizing_vectors.jsonl.gz"
 
@@ -27,7 +27,8 @@ def test_every_recorded_vector_is_reproduced(records: list[tuple[int, dict]]) ->
 
 
 @pytest.mark.parametrize(
-    "kind", ["mha", "mla", "nsa", "mamba", "dsa_indexer", "dsv4_paged", "host_memory_budget", "auto_size", "resolve_args"]
+    "kind",
+    ["mha", "mla", "nsa", "mamba", "dsa_indexer", "dsv4_paged", "host_memory_budget", "auto_size", "resolve_args"],
 )
 def test_a_changed_record_is_a_mismatch(records: list[tuple[int, dict]], kind: str) -> None:
     line, record = next((n, r) for n, r in records if r["kind"] == kind and r["outcome"] == "ok")

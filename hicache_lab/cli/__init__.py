@@ -1,7 +1,8 @@
 """The command line: one table of commands; a command's module is imported only when it is asked for.
 
 A command module offers ``add_arguments(command, parser)`` and ``run(command, args) -> int`` (the exit code:
-0 fits/ok, 1 error, 2 usage, 3 does not fit / finding).
+0 fits/ok, 1 error, 2 usage, 3 does not fit / finding). Commands in its ``TAKES_SERVER_FLAGS`` get the options that
+argparse does not know as ``args.rest``; those in ``TAKES_LINE`` get what stands behind ``--`` as ``args.line``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,22 @@ from hicache_lab.errors import HicacheLabError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module below hicache_lab.cli, one line of help)
+    "plan": ("capacity", "per pool, rank and host: what these flags take, and the verdict"),
+    "preflight": ("capacity", "the same from a launch line as it is pasted"),
+    "max": ("capacity", "the largest safe --hicache-size and --hicache-ratio"),
+    "vectors": ("records", "replay recorded sizing vectors and report mismatches"),
+    "verdicts": ("records", "replay recorded cases and report verdicts and misses"),
+    "run": ("running", "run notebooks headless, each into a folder with its HTML and result.json"),
+    "parse": ("logs", "what an SGLang log says: runs, ranks, pools, batches, throughput, errors"),
+    "diagnose": ("incident", "why it failed: causes with the lines that show them, and what was looked for"),
+    "report": ("incident", "a postmortem or a run's record as Markdown and one HTML file"),
+    "watch": ("incident", "sample the host's memory into a file that survives a crash"),
+    "server": (
+        "servers",
+        "a real SGLang with HiCache on this machine's CPU: install, start, stop, status, logs",
+    ),
+    "curve": ("traffic", "the hit rate at every cache size, from a trace or a described workload"),
+    "simulate": ("traffic", "replay a trace by a release's own cache rules: cached tokens by tier"),
 }
 
 
@@ -30,16 +47,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"hicache-lab {hicache_lab.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     wanted = next((word for word in words if word in COMMANDS), None)
-    for name, (module, line) in COMMANDS.items():
-        sub = commands.add_parser(name, help=line, description=line)
-        if name == wanted:
-            import_module(f"hicache_lab.cli.{module}").add_arguments(name, sub)
+    module = import_module(f"hicache_lab.cli.{COMMANDS[wanted][0]}") if wanted else None
+    line: list[str] = []
+    if wanted in getattr(module, "TAKES_LINE", ()) and "--" in words:
+        cut = words.index("--")
+        words, line = words[:cut], words[cut + 1 :]
+    for name, (_, summary) in COMMANDS.items():
+        sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if name == wanted and module is not None:
+            module.add_arguments(name, sub)
     try:
-        args = parser.parse_args(words)
+        args, rest = parser.parse_known_args(words)
+        if rest and args.command not in getattr(module, "TAKES_SERVER_FLAGS", ()):
+            parser.error(f"{args.command}: unknown argument {rest[0]!r}; see hicache-lab {args.command} --help")
     except SystemExit as stop:
         return int(stop.code or 0)
+    args.rest, args.line = rest, line
+    assert module is not None
     try:
-        return int(import_module(f"hicache_lab.cli.{COMMANDS[args.command][0]}").run(args.command, args))
+        return int(module.run(args.command, args))
     except HicacheLabError as error:
         print(f"hicache-lab {args.command}: {error}", file=sys.stderr)
         return error.exit_code

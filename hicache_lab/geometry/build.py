@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from hicache_lab.errors import UnknownFact, UsageError
-from hicache_lab.geometry.config import DTYPES, Architecture, Facts, architectures, first_architecture
+from hicache_lab.geometry.config import (
+    DTYPES,
+    Architecture,
+    Facts,
+    architectures,
+    checkpoint_kv_dtype,
+    first_architecture,
+)
 from hicache_lab.geometry.layers import DECODERS, MAX_LAYERS, LayoutError, decode
 from hicache_lab.geometry.shapes import (
     LAYER_KINDS,
@@ -70,7 +77,7 @@ def build(
         inner_architecture=inner,
         model_type=facts.text("model_type"),
         source=source,
-        confidence=confidence,
+        confidence="inline" if overrides else confidence,
         kind=row.kind,
         layer_kinds=kinds,
         full=full,
@@ -81,17 +88,18 @@ def build(
         index_head_dim=facts.need("index_head_dim") if row.kind in ("dsa", "dsv4") else None,
         indexer_owner=_indexer_owner(facts, row.kind, kinds),
         state=state_shape(facts, row.state) if "linear" in kinds else None,
-        window=facts.need(row.window) if "swa" in kinds or row.kind == "dsv4" else None,
+        window=facts.need(row.window, "window") if "swa" in kinds or row.kind == "dsv4" else None,
         draft_layers=facts.number(*DRAFT_KEYS, low=0) or 0,
         num_attention_heads=facts.number("num_attention_heads"),
-        checkpoint_kv_dtype=_checkpoint_kv_dtype(facts),
+        checkpoint_kv_dtype=checkpoint_kv_dtype(facts.either("quantization_config")),
         max_position_embeddings=facts.number("max_position_embeddings", "seq_length", "n_ctx", "max_seq_len"),
         dtype=_dtype(facts),
         assumed=tuple(facts.assumed),
         notes=notes + _notes(facts),
     )
-    facts.settle(outer or row.kind)
+    # first: a misspelt key explains a missing one
     _refuse_unused(facts, {**(config if inline else {}), **overrides})
+    facts.settle(outer or row.kind)
     return geometry
 
 
@@ -101,14 +109,8 @@ def _refuse_unused(facts: Facts, explicit: Mapping[str, Any]) -> None:
     for key in explicit:
         if key not in known:
             close = difflib.get_close_matches(str(key)[:100], known, n=2)
-            hint = (
-                f"; did you mean {' or '.join(close)}?"
-                if close
-                else f"; read are {', '.join(sorted(facts.asked))}"
-            )
-            raise UsageError(
-                f"{facts.origin}: {str(key)[:100]!r} says nothing about this model's caches{hint}"
-            )
+            hint = f"; did you mean {' or '.join(close)}?" if close else f"; read are {', '.join(sorted(facts.asked))}"
+            raise UsageError(f"{facts.origin}: {str(key)[:100]!r} says nothing about this model's caches{hint}")
 
 
 def _row(facts: Facts, outer: str, inner: str) -> Architecture:
@@ -131,12 +133,10 @@ def _row(facts: Facts, outer: str, inner: str) -> Architecture:
     if kind is not None:
         state = facts.get("state") or ""
         if state and (not isinstance(state, str) or state not in STATES):
-            raise UsageError(
-                f"{facts.origin}: state: expected one of {', '.join(STATES)}, got {str(state)[:40]!r}"
-            )
+            raise UsageError(f"{facts.origin}: state: expected one of {', '.join(STATES)}, got {str(state)[:40]!r}")
         layers = ("compress_ratios",) if kind == "dsv4" else ("layer_kinds", "full")
         return Architecture(kind=str(kind), layers=layers, state=str(state))
-    close = difflib.get_close_matches(outer[:200], table, n=3)
+    close = difflib.get_close_matches(outer[:200], table, n=3, cutoff=0.85)
     raise UnknownFact(
         f"{facts.origin}: "
         + (f"architecture {outer[:200]!r} is not known" if outer else "the config names no architecture")
@@ -225,13 +225,10 @@ def _window_rule(facts: Facts, rule: str, count: int) -> tuple[str, ...]:
     return ("full",) * count
 
 
-def _heads(
-    facts: Facts, row: Architecture, kinds: tuple[str, ...]
-) -> tuple[HeadShape | None, HeadShape | None]:
+def _heads(facts: Facts, row: Architecture, kinds: tuple[str, ...]) -> tuple[HeadShape | None, HeadShape | None]:
     base_kv = facts.need("num_key_value_heads", "multi_query_group_num")
     base_dim = _head_dim(facts, row)
     base_v = facts.number("v_head_dim") or base_dim
-
     base = HeadShape(base_kv, base_dim, base_v)
     swa = _own_heads(facts, row.swa_heads, base) if row.swa_heads else base
     full = _own_heads(facts, row.full_heads, base) if row.full_heads else base
@@ -243,9 +240,7 @@ def _own_heads(facts: Facts, keys: Mapping[str, str], base: HeadShape) -> HeadSh
     dim = facts.need(keys["head_dim"])
     switch = keys.get("kv_heads_if")
     if switch is not None and (facts.get(switch) is not True or facts.get(keys["kv_heads"]) is None):
-        facts.assume(
-            f"{keys['kv_heads']} = {base.kv_heads} (as elsewhere; {switch} is off or no number given)"
-        )
+        facts.assume(f"{keys['kv_heads']} = {base.kv_heads} (as elsewhere; {switch} is off or no number given)")
         kv_heads = base.kv_heads
     else:
         kv_heads = facts.need(keys["kv_heads"])
@@ -265,9 +260,7 @@ def _head_dim(facts: Facts, row: Architecture) -> int:
         facts.lack("head_dim")
         return 1
     if hidden % heads:
-        raise facts.error(
-            "head_dim", f"missing, and hidden_size {hidden} / num_attention_heads {heads} is not whole"
-        )
+        raise facts.error("head_dim", f"missing, and hidden_size {hidden} / num_attention_heads {heads} is not whole")
     facts.assume(f"head_dim = {hidden // heads} (hidden_size / num_attention_heads; the file does not say)")
     return hidden // heads
 
@@ -291,16 +284,12 @@ def _indexer_owner(facts: Facts, kind: str, kinds: tuple[str, ...]) -> tuple[boo
     types = facts.get("indexer_types")
     if types is None:
         if facts.get("index_topk_freq") not in (None, 1):
-            facts.lack(
-                "indexer_types", '"full" or "shared" for each layer: index_topk_freq says that layers share'
-            )
+            facts.lack("indexer_types", '"full" or "shared" for each layer: index_topk_freq says that layers share')
         else:
             facts.assume("an indexer on every layer (the file has no indexer_types)")
         return tuple(layer != "none" for layer in kinds)
     if not isinstance(types, list) or any(word not in ("full", "shared") for word in types):
-        raise facts.error(
-            "indexer_types", f'expected "full" or "shared" for each layer, got {str(types)[:60]!r}'
-        )
+        raise facts.error("indexer_types", f'expected "full" or "shared" for each layer, got {str(types)[:60]!r}')
     if len(types) != len(kinds):
         raise facts.error("indexer_types", f"{len(types)} entries for {len(kinds)} layers")
     return tuple(word == "full" for word in types)
@@ -309,18 +298,6 @@ def _indexer_owner(facts: Facts, kind: str, kinds: tuple[str, ...]) -> tuple[boo
 def _dtype(facts: Facts) -> str | None:
     value = facts.either("dtype") or facts.either("torch_dtype")
     return value if isinstance(value, str) and value in DTYPES else None
-
-
-def _checkpoint_kv_dtype(facts: Facts) -> str | None:
-    """What the checkpoint's quantization, nested or not, asks for the KV cache."""
-    quantization = facts.either("quantization_config")
-    if not isinstance(quantization, Mapping):
-        return None
-    scheme = quantization.get("kv_cache_scheme")
-    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float":
-        return "fp8_e4m3"
-    algorithm = quantization.get("kv_cache_quant_algo")
-    return "fp8_e4m3" if isinstance(algorithm, str) and algorithm.upper() == "FP8" else None
 
 
 def _notes(facts: Facts) -> tuple[str, ...]:

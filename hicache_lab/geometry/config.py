@@ -169,3 +169,26 @@ def first_architecture(config: Mapping[str, Any]) -> str:
     """``architectures[0]`` of a config, "" when there is none."""
     names = config.get("architectures")
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+
+def checkpoint_kv_dtype(quantization: Any) -> str | None:
+    """The KV dtype that a checkpoint asks for and that SGLang's ``--kv-cache-dtype auto`` follows.
+
+    Only ModelOpt's forms count (0.5.8 ``layers/quantization/modelopt_quant.py`` and
+    ``model_executor/model_runner.py:configure_kv_cache_dtype``): a ``kv_cache_quant_algo``, or a
+    ``kv_cache_scheme`` of 8-bit floats. What compressed-tensors writes under that name changes no pool.
+
+    Args:
+        quantization: a ``quantization_config``, or the ``quantization`` part of a hf_quant_config.json.
+
+    Returns:
+        ``fp8_e4m3``, or None: then the weights' dtype is used.
+    """
+    if not isinstance(quantization, Mapping):
+        return None
+    algorithm = quantization.get("kv_cache_quant_algo")
+    scheme = quantization.get("kv_cache_scheme")
+    if str(quantization.get("quant_method")).startswith("modelopt"):
+        floats = isinstance(scheme, Mapping) and scheme.get("type") == "float" and scheme.get("num_bits") == 8
+        algorithm = "FP8" if floats else algorithm
+    return "fp8_e4m3" if isinstance(algorithm, str) and algorithm.upper() == "FP8" else None

@@ -16,6 +16,8 @@ MAX_LAYERS = 4096
 WORDS = {
     "full_attention": "full",
     "attention": "full",
+    "indexed_attention": "full",
+    "deepseek_sparse_attention": "full",
     "sliding_attention": "swa",
     "chunked_attention": "swa",
     "linear_attention": "linear",
@@ -96,15 +98,11 @@ def _one_based(value: Any, layers: int | None) -> Kinds:
     for key, kind in (("full_attn_layers", "full"), ("kda_layers", "linear")):
         for number in _sequence(value.get(key)):
             if isinstance(number, bool) or not isinstance(number, int) or kinds.get(number) != "":
-                raise LayoutError(
-                    f"{key} names layer {str(number)[:40]!r}; layers are 1 to {layers}, each once"
-                )
+                raise LayoutError(f"{key} names layer {str(number)[:40]!r}; layers are 1 to {layers}, each once")
             kinds[number] = kind
     missing = [number for number, kind in kinds.items() if not kind]
     if missing:
-        raise LayoutError(
-            f"layer {missing[0]} (counted from 1) is in neither full_attn_layers nor kda_layers"
-        )
+        raise LayoutError(f"layer {missing[0]} (counted from 1) is in neither full_attn_layers nor kda_layers")
     return tuple(kinds.values())
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import InputError, UnknownFact
+from hicache_lab.errors import InputError, UsageError
 from hicache_lab.geometry.build import build
+from hicache_lab.geometry.config import checkpoint_kv_dtype
 from hicache_lab.geometry.shapes import ModelGeometry
 from hicache_lab.models import find, is_known
 
@@ -32,29 +34,36 @@ def load_geometry(
     Raises:
         UnknownFact: the name or the architecture is not known, or a fact is missing; nothing is guessed.
         InputError: the file or a value in it is not what it should be.
+        UsageError: no model, or a key given by hand that says nothing about its caches.
     """
     given = dict(overrides or {})
     if isinstance(model, Mapping):
         inline = "kind" in model and "architectures" not in model
         origin = "inline geometry" if inline else "config"
         return build(
-            model, given, name=_name(model), origin=origin, confidence="inline" if inline else "config file"
+            model,
+            given,
+            name=_name(model) or "model",
+            origin=origin,
+            confidence="inline" if inline else "config file",
         )
-    if not str(model).strip():
-        raise UnknownFact("--model: no model given; give a catalogue name, a config.json or a geometry")
+    if not isinstance(model, str | Path) or not str(model).strip():
+        got = f"got {type(model).__name__}" if not isinstance(model, str) else "got nothing"
+        raise UsageError(f"--model: expected a catalogue name, a config.json or a geometry, {got}")
     path = _existing(model)
     if path is not None:
         config = read_config(path)
-        return build(
+        geometry = build(
             config,
             given,
-            name=_name(config, path.resolve().parent.name),
+            name=_name(config, ("name", "_name_or_path")) or _folder_name(path),
             origin=str(path),
             confidence="config file",
             source=(str(path),),
         )
+        return replace(geometry, checkpoint_kv_dtype=geometry.checkpoint_kv_dtype or _kv_dtype_beside(path))
     entry = find(str(model))
-    return build(
+    geometry = build(
         entry.config,
         given,
         name=entry.name,
@@ -63,12 +72,27 @@ def load_geometry(
         source=entry.source,
         notes=(entry.notes,) if entry.notes else (),
     )
+    return replace(geometry, checkpoint_kv_dtype="fp8_e4m3") if entry.asks_fp8_kv(str(model)) else geometry
 
 
-def _name(config: Mapping[str, Any], fallback: str = "model") -> str:
+def _kv_dtype_beside(path: Path) -> str | None:
+    """The KV dtype of the hf_quant_config.json that ModelOpt puts beside a config.json."""
+    beside = path.with_name("hf_quant_config.json")
+    return checkpoint_kv_dtype(read_config(beside).get("quantization")) if beside.is_file() else None
+
+
+def _name(config: Mapping[str, Any], keys: tuple[str, ...] = ("name", "_name_or_path", "model_type")) -> str:
     """What a config calls its model; untrusted text."""
-    names = (config.get(key) for key in ("name", "_name_or_path", "model_type"))
-    return next((name[:200] for name in names if isinstance(name, str) and name), fallback)
+    names = (config.get(key) for key in keys)
+    return next((name[:200] for name in names if isinstance(name, str) and name), "")
+
+
+def _folder_name(path: Path) -> str:
+    """The model's name by its folder; in the hub's cache that is models--org--name/snapshots/<commit>."""
+    folder = path.absolute().parent
+    if folder.parent.name == "snapshots":
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return folder.name
 
 
 def _existing(model: str | Path) -> Path | None:
@@ -102,7 +126,5 @@ def read_config(path: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error}); expected a model's config.json") from error
     if not isinstance(config, dict):
-        raise InputError(
-            f"{path}: expected a JSON object, got {type(config).__name__}; give a model's config.json"
-        )
+        raise InputError(f"{path}: expected a JSON object, got {type(config).__name__}; give a model's config.json")
     return config

@@ -71,7 +71,5 @@ def state_shape(facts: Facts, kind: str) -> StateShape | None:
     if dtype is None:
         return shape
     if not isinstance(dtype, str) or dtype not in STATE_DTYPES:
-        raise facts.error(
-            "mamba_ssm_dtype", f"expected one of {', '.join(STATE_DTYPES)}, got {str(dtype)[:40]!r}"
-        )
+        raise facts.error("mamba_ssm_dtype", f"expected one of {', '.join(STATE_DTYPES)}, got {str(dtype)[:40]!r}")
     return replace(shape, ssm_dtype=dtype)

@@ -74,9 +74,7 @@ class CgroupMemory:
     def binding_level(self, *, credit_page_cache: bool) -> CgroupLevel | None:
         """The level with the least headroom, or None without any limit."""
         real = [level for level in self.levels if not level.is_unlimited]
-        return min(
-            real, key=lambda level: level.headroom_bytes(credit_page_cache=credit_page_cache), default=None
-        )
+        return min(real, key=lambda level: level.headroom_bytes(credit_page_cache=credit_page_cache), default=None)
 
     def headroom_bytes(self, *, credit_page_cache: bool) -> int | None:
         """Bytes until the tightest limit, or None when no group limits the process."""
@@ -149,7 +147,7 @@ def _directory_below(mount: Path, root: PurePosixPath, membership: PurePosixPath
     if membership.is_relative_to(root):
         relative = membership.relative_to(root)
     elif root != PurePosixPath("/"):
-        # inside a cgroup namespace the membership counts from the namespace's root, the mount's root from the host's
+        # inside a cgroup namespace the membership counts from its root, the mount's root from the host's
         relative = membership.relative_to("/")
     else:
         return None
@@ -219,9 +217,7 @@ def _levels(mounted: _Mounted, *, credit_page_cache: bool) -> Iterator[CgroupLev
             yield CgroupLevel(str(directory), name, limit, usage, cache)
 
 
-def memory_cgroup_headroom(
-    proc_root: Path = PROC, *, credit_page_cache: bool, sys_root: Path = SYS
-) -> int | None:
+def memory_cgroup_headroom(proc_root: Path = PROC, *, credit_page_cache: bool, sys_root: Path = SYS) -> int | None:
     """The cgroup headroom as SGLang computes it before it sizes or checks a host pool.
 
     Source: ``mem_cache/host_memory.py:_cgroup_memory_headroom``; 0.5.21 without, 0.5.22 and later with
@@ -229,17 +225,17 @@ def memory_cgroup_headroom(
 
     Args:
         proc_root: where ``self/cgroup`` and ``self/mountinfo`` are.
-        credit_page_cache: take active and inactive file pages off the usage (0.5.22+), in version 2 only where
-            no group below asks for ``memory.min``.
+        credit_page_cache: take active and inactive file pages off the usage (0.5.22+), in version 2
+            only where no group below asks for ``memory.min``.
         sys_root: stands for ``/sys`` in the mount points.
 
     Returns:
-        Bytes, or None when no group states a limit (or there is no procfs). Version 1's "unlimited" is a number
-        here, as it is for the release.
+        Bytes, or None when no group states a limit (or there is no procfs). Version 1's "unlimited" is a
+        number here, as it is for the release.
 
     Raises:
-        HostError: with the text the release raises; ``__cause__`` has the type it raises (RuntimeError, OSError,
-            ValueError, KeyError).
+        HostError: with the text the release raises; ``__cause__`` has the type it raises (RuntimeError,
+            OSError, ValueError, KeyError).
     """
     try:
         return min(

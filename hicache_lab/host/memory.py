@@ -30,8 +30,8 @@ class ProcessMemory:
 class HostMemory:
     """The memory facts of one host (or of one container on it).
 
-    ``None`` means not known. ``available_bytes`` is MemAvailable, the number SGLang's check starts from; reserved
-    huge pages are not in it. ``source`` says where the facts come from.
+    ``None`` means not known. ``available_bytes`` is MemAvailable, the number SGLang's check starts from;
+    reserved huge pages are not in it. ``source`` says where the facts come from.
     """
 
     total_bytes: int
@@ -63,40 +63,44 @@ class HostMemory:
         cgroup_limit_bytes: int | None = None,
         cgroup_usage_bytes: int | None = None,
     ) -> HostMemory:
-        """Facts that the user gave; without ``available_bytes`` it is taken as total − huge pages and marked so.
+        """Facts the user gave; ``available_bytes`` defaults to total − huge pages, marked as an estimate.
 
         Raises:
             UsageError: the facts contradict each other.
         """
-        if total_bytes <= 0:
-            raise UsageError(f"--host-ram: expected more than 0 bytes, got {total_bytes}")
-        if not 0 <= hugepages_bytes <= total_bytes:
-            raise UsageError(
-                f"--hugepages: {hugepages_bytes} bytes of huge pages do not fit in {total_bytes} of RAM"
-            )
-        if available_bytes is not None and not 0 <= available_bytes <= total_bytes:
-            raise UsageError(
-                f"--available: {available_bytes} bytes are not between 0 and --host-ram {total_bytes}"
-            )
+        for flag, value, least in (
+            ("--host-ram", total_bytes, 1),
+            ("--available", available_bytes, 0),
+            ("--hugepages", hugepages_bytes, 0),
+            ("--cgroup-limit", cgroup_limit_bytes, 1),
+            ("--cgroup-usage", cgroup_usage_bytes, 0),
+        ):
+            if value is not None and value < least:
+                raise UsageError(f"{flag}: expected {least} bytes or more, got {value}")
+        for flag, value in (("--available", available_bytes), ("--hugepages", hugepages_bytes)):
+            if value is not None and value > total_bytes:
+                raise UsageError(f"{flag}: {value} bytes are more than --host-ram {total_bytes}")
         if cgroup_usage_bytes is not None and cgroup_limit_bytes is None:
             raise UsageError("--cgroup-usage says nothing without --cgroup-limit")
-        levels: tuple[CgroupLevel, ...] = ()
+        cgroup, notes = None, []
         if cgroup_limit_bytes is not None:
-            levels = (CgroupLevel("stated", "limit", cgroup_limit_bytes, cgroup_usage_bytes or 0),)
+            level = CgroupLevel("stated", "limit", cgroup_limit_bytes, cgroup_usage_bytes or 0)
+            cgroup = CgroupMemory(2, "stated", (level,))
+            if cgroup_usage_bytes is None:
+                notes.append("the container's usage was not stated and is taken as 0")
         return cls(
             total_bytes=total_bytes,
             available_bytes=total_bytes - hugepages_bytes if available_bytes is None else available_bytes,
             available_is_estimate=available_bytes is None,
             hugepages_reserved_bytes=hugepages_bytes,
             hugepages_free_bytes=hugepages_bytes,
-            cgroup=CgroupMemory(2, "stated", levels) if levels else None,
+            cgroup=cgroup,
+            notes=tuple(notes),
         )
 
     def container_headroom_bytes(self, *, credit_page_cache: bool) -> int | None:
         """Bytes until the tightest control-group limit, or None without a limit."""
-        return (
-            None if self.cgroup is None else self.cgroup.headroom_bytes(credit_page_cache=credit_page_cache)
-        )
+        return None if self.cgroup is None else self.cgroup.headroom_bytes(credit_page_cache=credit_page_cache)
 
     @property
     def effective_available_bytes(self) -> int:

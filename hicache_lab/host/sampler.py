@@ -11,7 +11,7 @@ from types import TracebackType
 
 import psutil
 
-from hicache_lab.errors import UsageError
+from hicache_lab.errors import HicacheLabError, HostError, UsageError
 from hicache_lab.host.cgroups import PROC, SYS, cgroup_usage_file
 
 
@@ -42,6 +42,7 @@ class MemorySampler:
 
     Raises:
         UsageError: an interval that is not above 0.
+        HostError: at the end of the block, when a sample in between could not be taken.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class MemorySampler:
         self._usage_file = cgroup_usage_file(proc_root, sys_root=sys_root)
         self._samples: list[MemorySample] = []
         self._stop = threading.Event()
+        self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -82,9 +84,17 @@ class MemorySampler:
         except (OSError, ValueError):
             return None  # the group has gone: the samples of the host go on
 
+    @property
+    def error(self) -> Exception | None:
+        """What has stopped the sampling, or None."""
+        return self._error
+
     def _run(self) -> None:
-        while not self._stop.wait(self.interval_s):
-            self.sample()
+        try:
+            while not self._stop.wait(self.interval_s):
+                self.sample()
+        except (OSError, psutil.Error, HicacheLabError) as error:
+            self._error = error
 
     def __enter__(self) -> MemorySampler:
         self._stop.clear()
@@ -100,4 +110,6 @@ class MemorySampler:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._error is not None:
+            raise HostError(f"memory sampling stopped: {self._error}") from self._error
         self.sample()

@@ -2,6 +2,7 @@
 
 from hicache_lab.launch.command import parse_launch, parse_launches
 from hicache_lab.launch.config import Container, LaunchConfig, Rejection, flag_of
+from hicache_lab.launch.dump import parse_server_args
 from hicache_lab.launch.flags import flags_unknown_to, refusals
 from hicache_lab.launch.render import changed, render
 
@@ -14,6 +15,7 @@ __all__ = [
     "flags_unknown_to",
     "parse_launch",
     "parse_launches",
+    "parse_server_args",
     "refusals",
     "render",
 ]

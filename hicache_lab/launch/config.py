@@ -33,13 +33,30 @@ class Container:
 
 @dataclass(frozen=True)
 class Token:
-    """One option as it was typed: how it is spelled, the values after it, and its text with the quotes."""
+    """One option as it was typed.
+
+    Attributes:
+        spelling: the option as written; empty for the model of ``sglang serve MODEL``.
+        name: the whole option name it stands for.
+        values: the values after it.
+        raw: its text with values and quotes.
+        lead: what stands before it: a blank, or a continued line and its indentation.
+        field: the ``LaunchConfig`` field it sets, or None.
+        from_file: it comes from a ``--config`` file.
+    """
 
     spelling: str
     name: str
     values: tuple[str, ...]
     raw: str
+    lead: str = " "
+    field: str | None = None
     from_file: bool = False
+
+    @property
+    def value(self) -> Value:
+        """Its values as ``LaunchConfig.other`` keeps them."""
+        return self.values[0] if len(self.values) == 1 else self.values or None
 
 
 @dataclass(frozen=True)
@@ -49,8 +66,6 @@ class LaunchSource:
     kind: str
     prefix: str = ""
     tokens: tuple[Token, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    is_multiline: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,9 +151,10 @@ class LaunchConfig:
 
     @property
     def attention_dp_size(self) -> int:
-        """Data-parallel attention groups inside the TP group: ``--attn-dp-size``, or ``--dp-size`` in its old use.
+        """Data-parallel attention groups inside the TP group: ``--attn-dp-size``, formerly ``--dp-size``.
 
-        0.5.22+ reads ``--dp-size N --enable-dp-attention`` as ``--attn-dp-size N`` (arg_groups/parallel_hook.py).
+        0.5.22+ reads ``--dp-size N --enable-dp-attention`` as ``--attn-dp-size N``
+        (arg_groups/parallel_hook.py).
         """
         if self.enable_dp_attention and (self.attn_dp_size or 1) == 1:
             return self.dp_size or 1
@@ -156,7 +172,7 @@ class LaunchConfig:
 
     @property
     def processes(self) -> int:
-        """Scheduler processes over all nodes, data-parallel replicas included; each has host pools of its own."""
+        """Scheduler processes over all nodes and data-parallel replicas; each has host pools of its own."""
         return self.ranks_per_engine * self.dp_replicas
 
     @property
@@ -180,8 +196,8 @@ class LaunchConfig:
             found.append(
                 Rejection(
                     "--hicache-size",
-                    f"the server will not start with --hicache-size {self.hicache_size}: every release takes a "
-                    f"whole number of GB (1e9 bytes, per rank); write --hicache-size {int(self.hicache_size)}",
+                    f"the server will not start with --hicache-size {self.hicache_size}: every release takes "
+                    f"whole GB (1e9 bytes, per rank); write --hicache-size {int(self.hicache_size)}",
                 )
             )
         return tuple(found)

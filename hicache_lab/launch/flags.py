@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 
 from packaging.version import InvalidVersion, Version
 
@@ -13,8 +13,6 @@ from hicache_lab.errors import InputError, UnknownFact, UsageError
 from hicache_lab.launch.config import FIELD_TYPES, LaunchConfig, Rejection, flag_of
 from hicache_lab.resources import data_dir
 
-# what argparse takes as a negative number and therefore as a value
-NEGATIVE_NUMBER = r"-\d+|-\d*\.\d+"
 # --pp was a unique prefix until 0.5.3 and is what people go on typing
 _SHORT_FORMS = {
     "--tp": "tp_size",
@@ -23,6 +21,11 @@ _SHORT_FORMS = {
     "--ep": "ep_size",
     "--dcp": "dcp_size",
 }
+
+
+@cache
+def _version(text: str) -> Version:
+    return Version(text)
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,11 @@ class Flag:
     def exists_in(self, version: Version) -> bool:
         """Whether a release has it; releases past the newest known one count as that one."""
         version = min(version, newest_known())
-        return any(Version(first) <= version <= Version(last) for first, last in self.seen)
+        return any(_version(first) <= version <= _version(last) for first, last in self.seen)
 
     def period(self, version: Version) -> Period | None:
         """What holds for a release, or None where it is not recorded."""
-        return next((p for p in reversed(self.periods) if Version(p.since) <= version), None)
+        return next((p for p in reversed(self.periods) if _version(p.since) <= version), None)
 
     @property
     def history(self) -> str:
@@ -75,9 +78,7 @@ def _periods(entry: dict[str, list[dict[str, object]]]) -> tuple[Period, ...]:
     found = []
     for row in rows:
         choices = row.get("choices")
-        found.append(
-            Period(str(row["since"]), row["default"], tuple(choices) if isinstance(choices, list) else None)
-        )
+        found.append(Period(str(row["since"]), row["default"], tuple(choices) if isinstance(choices, list) else None))
     return tuple(found)
 
 
@@ -99,9 +100,7 @@ def _table() -> tuple[tuple[str, ...], dict[str, Flag]]:
         }
         return tuple(raw["releases"]), flags
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path}: not the table of SGLang options that ships with hicache_lab: {error!r}"
-        ) from error
+        raise InputError(f"{path}: not the table of SGLang options that ships with hicache_lab: {error!r}") from error
 
 
 def known_flags() -> dict[str, Flag]:
@@ -159,15 +158,9 @@ def _abbreviated(spelling: str, version: Version | None) -> Resolved | None:
         return None
     dest = _SHORT_FORMS.get(spelling) or (unique.pop() if len(unique) == 1 else None)
     if dest is None:
-        names = sorted(
-            found if version is None else {n for n in found if known_flags()[n].exists_in(version)}
-        )
+        names = sorted(found if version is None else {n for n in found if known_flags()[n].exists_in(version)})
         if not names:
-            return (
-                Resolved(_by_dest(known_flags()[sorted(found)[0]].dest, spelling))
-                if len(found) == 1
-                else None
-            )
+            return Resolved(_by_dest(known_flags()[sorted(found)[0]].dest, spelling)) if len(found) == 1 else None
         raise UsageError(
             f"{spelling}: ambiguous, the server refuses it; it could be {', '.join(names[:8])}"
             f"{' …' if len(names) > 8 else ''}; write the whole name"
@@ -176,12 +169,13 @@ def _abbreviated(spelling: str, version: Version | None) -> Resolved | None:
     note = None
     if clash:
         note = (
-            f"{spelling} is read as {flag_of(dest)}, but it is ambiguous from {clash[0]} on and the server refuses "
-            f"it there; write {flag_of(dest)}"
+            f"{spelling} is read as {flag_of(dest)}, but it is ambiguous from {clash[0]} on and the server "
+            f"refuses it there; write {flag_of(dest)}"
         )
     return Resolved(_by_dest(dest, spelling), note)
 
 
+@lru_cache(maxsize=4096)
 def resolve(spelling: str, version: Version | None = None) -> Resolved:
     """Read an option name as typed: exact, with underscores, or abbreviated as argparse allows.
 
@@ -214,7 +208,10 @@ def _names(config: LaunchConfig) -> list[str]:
     typed = [token.name for token in config.source.tokens] if config.source else []
     dests = {known_flags()[name].field for name in typed if name in known_flags()}
     fields = [flag_of(name) for name, _ in config.given() if name not in dests]
-    return list(dict.fromkeys([*typed, *fields, *(name for name, _ in config.other)]))
+    # a dump's other fields are not all options of the command line
+    is_dump = config.source is not None and config.source.kind == "server_args"
+    others = [] if is_dump else [name for name, _ in config.other]
+    return list(dict.fromkeys([*typed, *fields, *others]))
 
 
 def flags_unknown_to(config: LaunchConfig, version: str) -> tuple[Rejection, ...]:
@@ -233,9 +230,7 @@ def flags_unknown_to(config: LaunchConfig, version: str) -> tuple[Rejection, ...
         if flag is None:
             found.append(Rejection(name, f"{name} is in none of the releases {_span()}"))
         elif not flag.exists_in(asked) and _prefixed(name, asked) != {flag.dest}:
-            found.append(
-                Rejection(name, f"{name} does not exist in {version}; releases that have it: {flag.history}")
-            )
+            found.append(Rejection(name, f"{name} does not exist in {version}; releases that have it: {flag.history}"))
     return tuple(found)
 
 
@@ -277,8 +272,6 @@ def _spelling_refused(spelling: str, values: tuple[str, ...], version: str) -> l
         if exact is None and len(clash) > 1:
             return [Rejection(spelling, f"{spelling}: ambiguous in {version}; write the whole name")]
         return []
-    if exact.si_since and asked < Version(exact.si_since) and values and not values[0].strip().isdigit():
-        return [
-            Rejection(spelling, f"{spelling} {values[0]}: only {exact.si_since} and later read such a suffix")
-        ]
+    if exact.si_since and asked < _version(exact.si_since) and values and not values[0].strip().isdigit():
+        return [Rejection(spelling, f"{spelling} {values[0]}: only {exact.si_since} and later read such a suffix")]
     return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,19 +10,19 @@ from difflib import get_close_matches
 from typing import Any
 
 from hicache_lab.errors import UsageError
-from hicache_lab.launch.command import typed_value
 from hicache_lab.launch.config import (
     FIELD_TYPES,
     FLAG_FIELDS,
     LaunchConfig,
     LaunchSource,
     Token,
-    Value,
     flag_of,
 )
 from hicache_lab.launch.flags import known_flags
+from hicache_lab.launch.options import typed_value
 
 _PROGRAM = "python -m sglang.launch_server"
+_LINE = " \\\n  "
 # one way to size the host pool replaces the other
 _RIVALS = {"hicache_size": "hicache_ratio", "hicache_ratio": "hicache_size"}
 
@@ -60,100 +61,98 @@ def _checked(field: str, value: Any) -> Any:
     return typed_value(field, str(value), flag_of(field))
 
 
-def render(
-    config: LaunchConfig, *, changes: Mapping[str, Any] | None = None, multiline: bool | None = None
-) -> str:
+def render(config: LaunchConfig, *, changes: Mapping[str, Any] | None = None, multiline: bool | None = None) -> str:
     """The launch line of a configuration, quoted for a shell.
 
-    Tokens that were pasted keep their spelling, quotes and order; what differs is changed in place, what is new
-    comes last. Options that came from a ``--config`` file appear only where they were changed.
+    Tokens that were pasted keep their spelling, quotes, order and line breaks; what differs is changed in
+    place, what is new comes last. Options that came from a ``--config`` file appear only where they were
+    changed; of a server_args dump only the fields of ``LaunchConfig`` appear.
 
     Args:
         config: the launch.
         changes: flags to set or take away first (see ``changed``).
-        multiline: one option a line; None keeps the paste's way.
+        multiline: True puts each option on a line of its own, False all on one; None keeps the paste's way.
 
     Raises:
         UsageError: a change that names no flag or has the wrong type.
     """
     target = changed(config, changes) if changes else config
     source = target.source or LaunchSource("fields")
-    parts = [*_kept(target, source), *_added(target, source)]
-    spread = source.is_multiline if multiline is None else multiline
-    return (" \\\n  " if spread else " ").join([_prefix(target, source), *parts])
+    kept = _kept(target, source)
+    lead = kept[-1][0] if kept else " "
+    parts = [*kept, *((lead, text) for text in _added(target, source))]
+    if multiline is not None:
+        parts = [(_LINE if multiline else " ", text) for _, text in parts]
+    line = _prefix(target, source) + "".join(lead + text for lead, text in parts)
+    return re.sub(r" \\\n\s*", " ", line) if multiline is False else line
 
 
 def _prefix(config: LaunchConfig, source: LaunchSource) -> str:
-    prefix = source.prefix or _PROGRAM
-    typed = set(shlex.split(prefix)) if source.prefix else set()
-    missing = [
-        f"{name}={_quoted(value)}"
-        for name, value in config.env
-        if config.container is None and not {f"{name}={value}", f"{name}=${name}"} & typed
-    ]
-    return " ".join([*missing, prefix])
+    if not source.prefix:
+        return " ".join([*(f"{name}={_quoted(value)}" for name, value in config.env), _PROGRAM])
+    if config.container is not None and config.container.runtime != "slurm":
+        return source.prefix
+    typed = {word.partition("=")[0] for word in shlex.split(source.prefix) if "=" in word}
+    exported = [f"{name}={_quoted(value)}" for name, value in config.env if name not in typed]
+    return " ".join([*exported, source.prefix])
 
 
 def _quoted(text: str) -> str:
-    """Quoted for a shell; a value that stands for a secret stays a variable."""
+    """Quoted for a shell; a variable that stands for a secret stays one."""
     return f'"{text}"' if text.startswith("$") and text[1:].isidentifier() else shlex.quote(text)
 
 
-def _value_of(token: Token) -> Value:
-    return token.values[0] if len(token.values) == 1 else token.values or None
-
-
-def _kept(config: LaunchConfig, source: LaunchSource) -> list[str]:
-    """The pasted tokens that still hold, changed in place where the value differs."""
+def _kept(config: LaunchConfig, source: LaunchSource) -> list[tuple[str, str]]:
+    """The pasted tokens that still hold, as (lead, text), changed in place where the value differs."""
     parts = []
     rest = list(config.other)
-    final = {_field(token): token for token in source.tokens if _field(token)}
+    last = {token.field: token for token in source.tokens if not token.from_file}
     for token in source.tokens:
-        field = _field(token)
         if token.from_file:
             continue
-        if field is None:
-            entry = (token.name, _value_of(token))
+        if token.field is None:
+            entry = (token.name, token.value)
             if entry in rest:
                 rest.remove(entry)
-                parts.append(token.raw)
+                parts.append((token.lead, token.raw))
             continue
-        value = getattr(config, field)
-        if value is None or (token is not final[field] and _parsed(final[field], field) != value):
+        value = getattr(config, token.field)
+        if value is None or value is False:
             continue
-        parts.append(
-            token.raw
-            if _parsed(token, field) == value or token is not final[field]
-            else _spelled(token.spelling, value)
-        )
+        if _parsed(last[token.field]) == value:
+            parts.append((token.lead, token.raw))
+        elif token is last[token.field]:
+            joint = "=" if token.raw.startswith(token.spelling + "=") else " "
+            parts.append((token.lead, _spelled(token.spelling, value, joint)))
     return parts
 
 
-def _field(token: Token) -> str | None:
-    flag = known_flags().get(token.name)
-    # a flag whose value was an unknown variable is kept as it is
-    return None if flag is None or any(v.startswith("$") for v in token.values) else flag.field
+def _parsed(token: Token) -> Any:
+    assert token.field is not None
+    return typed_value(token.field, token.values[0] if token.values else None, token.spelling)
 
 
-def _parsed(token: Token, field: str) -> Any:
-    return typed_value(field, token.values[0] if token.values else None, token.spelling)
-
-
-def _spelled(spelling: str, value: Any) -> str:
-    text = "" if value is True else _quoted(str(value))
-    return f"{spelling} {text}".strip()
+def _spelled(spelling: str, value: Any, joint: str = " ") -> str:
+    if value is True:
+        return spelling
+    text = shlex.quote(str(value))
+    # argparse takes a value such as -1e+16 for an option
+    joint = "=" if text.startswith("-") else joint
+    # the model of "sglang serve MODEL" has no option before it
+    return f"{spelling}{joint}{text}" if spelling else text
 
 
 def _added(config: LaunchConfig, source: LaunchSource) -> list[str]:
-    typed = {_field(token): token for token in source.tokens}
+    """What the paste does not hold: new flags, and new options without a field."""
+    typed = {token.field: token for token in source.tokens}
     parts = []
     for field, value in config.given():
         token = typed.get(field)
-        if token is None or (token.from_file and _parsed(token, field) != value):
+        if value is not False and (token is None or (token.from_file and _parsed(token) != value)):
             parts.append(_spelled(flag_of(field), value))
-    pasted = [(token.name, _value_of(token)) for token in source.tokens if _field(token) is None]
     if source.kind == "server_args":
         return parts
+    pasted = [(token.name, token.value) for token in source.tokens if token.field is None]
     for entry in config.other:
         if entry in pasted:
             pasted.remove(entry)

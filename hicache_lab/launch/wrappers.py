@@ -1,4 +1,4 @@
-"""docker run, compose and Kubernetes around a launch: the command they hold and the memory limits they set."""
+"""docker run, compose and Kubernetes around a launch: the command they hold, the limits they set."""
 
 from __future__ import annotations
 
@@ -21,10 +21,20 @@ _DOCKER = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
 _KUBERNETES = {
     "": 1, "k": KB, "M": MB, "G": GB, "T": TB, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB,
 }  # fmt: skip
-_LOOKS_YAML = re.compile(
-    r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M
+_LOOKS_YAML = re.compile(r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M)
+# docker run's options that take the next word as their value
+_DOCKER_VALUED = re.compile(
+    r"-[acehlmpuvw]|--(?:"
+    r"add-host|annotation|blkio-weight|cap-add|cap-drop|cgroup-parent|cgroupns|cidfile|cpu-period|"
+    r"cpu-quota|cpu-shares|cpus|cpuset-cpus|cpuset-mems|device|device-cgroup-rule|dns|dns-search|"
+    r"domainname|entrypoint|env|env-file|expose|gpus|group-add|health-cmd|health-interval|"
+    r"health-retries|health-timeout|hostname|ip|ipc|label|label-file|link|log-driver|log-opt|"
+    r"mac-address|memory|memory-reservation|memory-swap|memory-swappiness|mount|name|net|network|"
+    r"network-alias|oom-score-adj|pid|pids-limit|platform|publish|pull|restart|runtime|"
+    r"security-opt|shm-size|stop-signal|stop-timeout|storage-opt|sysctl|tmpfs|ulimit|user|userns|"
+    r"uts|volume|volume-driver|volumes-from|workdir"
+    r")"
 )
-_IMAGE = re.compile(r"[\w.\-/:]*sglang[\w.\-/]*(?::[\w.\-]+)?(?:@sha256:[0-9a-f]+)?")
 _MAX_NODES = 100_000
 
 
@@ -53,33 +63,94 @@ def kubernetes_bytes(text: str, what: str) -> int:
     return int(match[1]) * factor if match[1].isdigit() else int(float(match[1]) * factor)
 
 
+def binary_bytes(text: str, what: str, unit: str = "") -> int:
+    """A size whose suffixes are powers of 1024 (systemd, Slurm); ``unit`` is meant where none is written.
+
+    Raises:
+        UsageError: not a size.
+    """
+    match = re.fullmatch(r"(\d+)([kmgt]?)", text.lower())
+    if match is None:
+        raise UsageError(f"{what}: expected a size such as 400G (400 × 2**30 bytes), got {text!r}")
+    return int(match[1]) * _DOCKER[match[2] or unit]
+
+
+def slurm_step(words: Sequence[str]) -> Container | None:
+    """The memory share of ``srun --mem=…`` from the words before the launch; None without one.
+
+    ``--mem=0`` is the whole node and sets no limit.
+    """
+    if not {"srun", "sbatch"} & {word.rpartition("/")[2] for word in words}:
+        return None
+    for index, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option == "--mem":
+            value = value if equals else "".join(words[index + 1 : index + 2])
+            return Container("slurm", memory_bytes=binary_bytes(value, "srun --mem", "m") or None)
+    return None
+
+
+def batch_script(text: str) -> Container | None:
+    """The memory share of a ``#SBATCH --mem=…`` line; None without one."""
+    match = re.search(r"^#SBATCH\s+--mem[= ](\S+)", text, re.MULTILINE)
+    return Container("slurm", memory_bytes=binary_bytes(match[1], "#SBATCH --mem", "m") or None) if match else None
+
+
+def systemd_unit(text: str) -> Wrapped | None:
+    """The command, environment and limits of a systemd service; None when the text is none."""
+    command = re.search(r"^ExecStart=[-@:+!]*((?:.*\\\n)*.*)", text, re.MULTILINE)
+    if command is None:
+        return None
+    found = Container("systemd")
+    settings = dict(re.findall(r"^(MemoryMax|MemoryHigh|LimitMEMLOCK)=(\S+)", text, re.MULTILINE))
+    limits = [binary_bytes(v, k) for k, v in settings.items() if k.startswith("Memory") and v != "infinity"]
+    if limits:
+        found = replace(found, memory_bytes=min(limits))
+    if "LimitMEMLOCK" in settings:
+        found = _memlock(found, settings["LimitMEMLOCK"].replace("infinity", "unlimited"))
+    words = [word for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE) for word in shlex.split(line)]
+    env = tuple((name, value) for name, _, value in (word.partition("=") for word in words))
+    return Wrapped(command[1], (), found, env)
+
+
 def _memlock(container: Container, text: str) -> Container:
-    soft = text.split("=")[-1].split(":")[0]
+    soft = text.rpartition("=")[2].partition(":")[0]
     if soft in {"-1", "unlimited"}:
         return replace(container, memlock_is_unlimited=True)
     return replace(container, memlock_bytes=int(soft)) if soft.isdigit() else container
 
 
-def docker_run(words: Sequence[str]) -> Container | None:
-    """The facts of ``docker run … IMAGE`` from the words before the launch; None without docker."""
+@dataclass(frozen=True)
+class DockerRun:
+    """A ``docker run`` (or exec): its facts, its ``-e`` settings, and where its own words end."""
+
+    container: Container
+    env: tuple[tuple[str, str], ...]
+    end: int
+
+
+def docker_run(words: Sequence[str]) -> DockerRun | None:
+    """Read ``docker run … IMAGE`` from the words before the launch; None without docker."""
     names = [word.rpartition("/")[2] for word in words]
-    at = next(
-        (i for i, n in enumerate(names) if n in _ENGINES and {"run", "exec"} & set(names[i + 1 : i + 4])),
-        None,
-    )
+    verbs = (i for i, name in enumerate(names) if name in {"run", "exec"} and _ENGINES & set(names[:i]))
+    at = next(verbs, None)
     if at is None:
         return None
-    found = Container("docker")
-    rest = list(words[at + 1 :])
-    for index, word in enumerate(rest):
-        option, equals, value = word.partition("=")
-        if not equals:
-            value = rest[index + 1] if index + 1 < len(rest) else ""
+    found, env, is_exec = Container("docker"), [], names[at] == "exec"
+    at += 1
+    while at < len(words) and words[at].startswith("-"):
+        option, equals, value = words[at].partition("=")
+        at += 1
+        if not equals and _DOCKER_VALUED.fullmatch(option) and at < len(words):
+            value = words[at]
+            at += 1
+        if option in {"-e", "--env"} and "=" in value:
+            name, _, text = value.partition("=")
+            env.append((name, text))
         found = _docker_option(found, option, value)
-    images = [word for word in rest if _IMAGE.fullmatch(word) and (":" in word or "/" in word)]
-    # without sglang in its name, the image is the word before the command
-    last = next((word for word in reversed(rest) if not word.startswith("-")), None)
-    return replace(found, image=images[0] if images else last)
+    # after the options: the image, or for exec the name of a running container
+    image = words[at] if at < len(words) and not is_exec and "compose" not in names[:at] else None
+    return DockerRun(replace(found, image=image), tuple(env), at + 1)
 
 
 def _docker_option(found: Container, option: str, value: str) -> Container:
@@ -139,9 +210,7 @@ def _nodes(document: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
             if "containers" in node:
                 pod = node
             yield node, pod
-            pending.extend(
-                (value, pod) for value in reversed(node.values()) if isinstance(value, dict | list)
-            )
+            pending.extend((value, pod) for value in reversed(node.values()) if isinstance(value, dict | list))
         elif isinstance(node, list):
             pending.extend((value, pod) for value in reversed(node) if isinstance(value, dict | list))
 
@@ -206,9 +275,7 @@ def _facts(node: dict[str, Any], pod: dict[str, Any]) -> Container:
     if soft is not None:
         found = _memlock(found, str(soft))
     ipc = node.get("ipc")
-    return replace(
-        found, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True
-    )
+    return replace(found, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True)
 
 
 def _shared_memory(found: Container, node: dict[str, Any], pod: dict[str, Any]) -> Container:

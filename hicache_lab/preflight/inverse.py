@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from hicache_lab.launch import LaunchConfig, render
 from hicache_lab.preflight.verdict import Answer, Question, assess
-from hicache_lab.releases import rules_for
+from hicache_lab.releases import RESERVE_BYTES, rules_for
 from hicache_lab.units import GB
 
 _RATIO_STEP = 10  # ratios are offered in tenths
@@ -17,7 +18,7 @@ _MOST_RATIO = 1000
 class Advice:
     """The largest settings with a verdict no worse than asked for; None where none is.
 
-    ``size_gb`` is GB (1e9) per rank and a whole number, as the flag wants it; ``*_bytes`` are the host's total.
+    ``size_gb`` is whole GB (1e9) per rank, as the flag wants it; ``*_bytes`` is what the host really gives.
     """
 
     size_gb: int | None
@@ -28,14 +29,19 @@ class Advice:
     ratio_answer: Answer | None = None
 
 
+def _sized(question: Question, size_gb: int | None, ratio: float | None) -> LaunchConfig:
+    # what was typed no longer stands for these flags
+    return replace(question.config, hicache_size=size_gb, hicache_ratio=ratio, source=None)
+
+
 def with_size(question: Question, size_gb: int) -> Question:
     """The same launch with --hicache-size and without --hicache-ratio."""
-    return replace(question, config=replace(question.config, hicache_size=size_gb, hicache_ratio=None))
+    return replace(question, config=_sized(question, size_gb, None))
 
 
 def with_ratio(question: Question, ratio: float) -> Question:
     """The same launch with --hicache-ratio and without --hicache-size."""
-    return replace(question, config=replace(question.config, hicache_size=None, hicache_ratio=ratio))
+    return replace(question, config=_sized(question, None, ratio))
 
 
 def with_release(question: Question, version: str) -> Question:
@@ -43,24 +49,41 @@ def with_release(question: Question, version: str) -> Question:
     return replace(question, rules=rules_for(version), config=replace(question.config, sglang_version=version))
 
 
-def _largest(fits: Callable[[int], Answer], accepted: tuple[str, ...], most: int) -> Answer | None:
+def _largest(fits: Callable[[int], Answer], accepted: tuple[str, ...], most: int, start: int) -> Answer | None:
     """The answer for the largest number that is accepted, by bisection.
 
     A host pool that is too small for its device pool is refused too, so the search runs down from the top: what is
-    too large stays too large.
+    too large stays too large. Bytes grow almost linearly, so the first answer says where the end should be; that
+    place and its neighbour are tried before the interval is halved.
     """
     low, high, best = 0, most + 1, None
+    start = min(max(start, 1), most)
+    probes = [start]
     while high - low > 1:
-        middle = (low + high) // 2
-        answer = fits(middle)
-        too_small = answer.verdict == "ASSERT"
+        number = probes.pop(0) if probes else (low + high) // 2
+        if not low < number < high:
+            continue
+        answer = fits(number)
         if answer.verdict in accepted:
-            low, best = middle, answer
-        elif too_small:
-            low = middle
+            low, best = number, answer
+        elif answer.verdict == "ASSERT":
+            low = number
         else:
-            high = middle
+            high = number
+        if number == start and answer.resident_bytes > 0:
+            end = int(number * _share_of_room(answer, accepted))
+            probes = [end, end + 1, end - 1]
     return best
+
+
+def _share_of_room(answer: Answer, accepted: tuple[str, ...]) -> float:
+    """How many times this answer's pools there is room for: on the host, and for a start in whatever order."""
+    question = answer.question
+    kept = RESERVE_BYTES + (0 if "TIGHT" in accepted else question.comfortable_bytes)
+    on_host = max(0, (question.limit_bytes or 0) - kept) / answer.resident_bytes
+    if "RACE" in accepted or answer.per_rank_bytes == 0:
+        return on_host
+    return min(on_host, (answer.guaranteed_start_bytes or 0) / answer.per_rank_bytes)
 
 
 def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advice:
@@ -79,16 +102,34 @@ def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advi
         return Advice(None, None, None, None)
     sizes = ratios = None
     if question.rules.has_size_flag and question.geometry.kind != "dsv4":
-        sizes = _largest(lambda n: assess(with_size(question, n)), accepted, max(1, limit // GB + 1))
+        most = max(1, limit // GB + 1)
+        start = most // question.config.ranks_per_host + 1
+        sizes = _largest(lambda n: assess(with_size(question, n)), accepted, most, start)
     if question.rules.has_ratio_flag and (question.device.tokens or question.device.kv_bytes):
-        ratios = _largest(
-            lambda n: assess(with_ratio(question, n / _RATIO_STEP)), accepted, _MOST_RATIO * _RATIO_STEP
-        )
+        most = _MOST_RATIO * _RATIO_STEP
+        ratios = _largest(lambda n: assess(with_ratio(question, n / _RATIO_STEP)), accepted, most, 2 * _RATIO_STEP)
     return Advice(
         size_gb=int(sizes.size_gb) if sizes else None,
-        size_bytes=sizes.host_bytes if sizes else None,
+        size_bytes=sizes.resident_bytes if sizes else None,
         ratio=ratios.ratio if ratios else None,
-        ratio_bytes=ratios.host_bytes if ratios else None,
+        ratio_bytes=ratios.resident_bytes if ratios else None,
         size_answer=sizes,
         ratio_answer=ratios,
     )
+
+
+def corrected_line(answer: Answer, advice: Advice, config: LaunchConfig) -> str | None:
+    """The launch line with the largest safe size (or ratio) in it; None where nothing is to be corrected or fits.
+
+    Args:
+        answer: the verdict on the line.
+        advice: the largest settings for the same launch.
+        config: the line as it was parsed.
+    """
+    if answer.verdict == "FITS":
+        return None
+    if advice.size_gb is not None and answer.size_gb > 0:
+        return render(config, changes={"hicache_size": advice.size_gb, "hicache_ratio": None})
+    if advice.ratio is not None:
+        return render(config, changes={"hicache_ratio": advice.ratio, "hicache_size": None})
+    return None

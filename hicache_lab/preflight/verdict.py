@@ -9,12 +9,13 @@ from typing import Literal
 
 from hicache_lab.geometry import ModelGeometry
 from hicache_lab.host import HostMemory
-from hicache_lab.launch import LaunchConfig, flags_unknown_to
+from hicache_lab.launch import LaunchConfig, Rejection, refusals
+from hicache_lab.launch.flags import known_flags
 from hicache_lab.releases import RESERVE_BYTES, ReleaseRules
 from hicache_lab.resolution import HicacheArguments, Resolution, resolve_arguments
 from hicache_lab.sizing.guard import HostView, LaunchFailure, rank_budget
 from hicache_lab.sizing.pools import HostPool, construct_pool
-from hicache_lab.sizing.rank import DeviceFacts, RankPlanner, RankPools
+from hicache_lab.sizing.rank import DeviceFacts, RankPlanner, RankPools, resident_bytes
 from hicache_lab.sizing.shares import AutoSize, auto_size
 
 Verdict = Literal["FITS", "TIGHT", "RACE", "REFUSED", "OOM_RISK", "ASSERT", "UNKNOWN"]
@@ -43,7 +44,7 @@ class Question:
     geometry: ModelGeometry
     rules: ReleaseRules
     host: HostMemory | None = None
-    device: DeviceFacts = DeviceFacts()
+    device: DeviceFacts = field(default_factory=DeviceFacts)
     overhead_bytes: int = 0
     headroom_bytes: int | None = None
     draft: ModelGeometry | None = None
@@ -193,10 +194,18 @@ def _arguments(question: Question) -> HicacheArguments:
     )
 
 
+def _argparse_refusals(question: Question) -> list[Rejection]:
+    """What the release's own argument parser refuses in a pasted line; options known to no release are not judged."""
+    if question.config.source is None:
+        return list(question.config.rejections)
+    found = refusals(question.config, question.rules.version)
+    return [one for one in found if one.flag in known_flags()]
+
+
 def _contradiction(question: Question) -> Refusal | None:
     """Flags that the server itself refuses before anything is built."""
     config = question.config
-    for rejection in config.rejections:
+    for rejection in _argparse_refusals(question):
         return Refusal(rejection.flag, "argparse", rejection.message)
     if config.disable_radix_cache:
         text = (
@@ -204,10 +213,33 @@ def _contradiction(question: Question) -> Refusal | None:
             "used at the same time. Please use only one of them."
         )
         return Refusal("--disable-radix-cache", "ValueError", text, "the host tier extends the radix cache")
-    if (config.dcp_size or 1) > 1 and not question.rules.dcp_host_pool:
-        return Refusal(
-            "--dcp-size", "unsupported", "the host pool knows decode context parallelism from 0.5.17 on only"
+    return _dcp_contradiction(question) if (config.dcp_size or 1) > 1 else None
+
+
+def _dcp_contradiction(question: Question) -> Refusal | None:
+    """What decode context parallelism cannot be combined with.
+
+    Source: 0.5.17 server_args.py _resolve_hicache_dcp_compatibility; 0.5.19+ arg_groups/hicache_hook.py.
+    """
+    config, rules, flag = question.config, question.rules, "--dcp-size"
+    if not rules.dcp_host_pool:
+        return Refusal(flag, "unsupported", "the host pool knows decode context parallelism from 0.5.17 on only")
+    algorithm = config.speculative_algorithm
+    if algorithm is not None and algorithm not in rules.dcp_speculation:
+        text = (
+            "HiCache with --dcp-size > 1 only supports DSPARK speculative decoding; other draft-model host pools have "
+            "no DCP index translation."
+            if rules.dcp_speculation
+            else "HiCache with --dcp-size > 1 does not support speculative decoding yet (the draft-model host pool has "
+            "no DCP index translation)."
         )
+        return Refusal(flag, "NotImplementedError", text)
+    if question.geometry.kind not in ("mla", "dsa"):
+        text = (
+            "HiCache with --dcp-size > 1 is only supported for MLA models: the index translation lives in "
+            "MLATokenToKVPoolHost, and the MHA host pool has none."
+        )
+        return Refusal(flag, "NotImplementedError", text)
     return None
 
 
@@ -226,7 +258,7 @@ def _stage_pools(planners: Sequence[RankPlanner], ratio: float, size_gb: float) 
         return [planner.pools(ratio=ratio, size_gb=size_gb) for planner in planners]
     wanted = [planner.wanted_tokens(size_gb) for planner in planners]
     return [
-        planner.pools(ratio=ratio, size_gb=size_gb, peer_tokens=tuple(wanted[:index] + wanted[index + 1 :]))
+        planner.pools(ratio=ratio, size_gb=size_gb, peers=wanted[:index] + wanted[index + 1 :])
         for index, planner in enumerate(planners)
     ]
 
@@ -275,8 +307,6 @@ def _check(question: Question, pool: HostPool, taken: int, rank: int, booked: in
 
 def _together(question: Question, ranks: Sequence[RankPools], booked: int | None) -> Order:
     """All ranks check their first pool, then all take it, then the second pool, and so on."""
-    from hicache_lab.sizing.rank import resident_bytes
-
     taken = 0
     for depth in range(max(len(rank.pools) for rank in ranks)):
         level = [(number, rank.pools[depth]) for number, rank in enumerate(ranks) if depth < len(rank.pools)]
@@ -295,8 +325,6 @@ def _together(question: Question, ranks: Sequence[RankPools], booked: int | None
 
 def _one_after_another(question: Question, ranks: Sequence[RankPools]) -> Order:
     """Each rank takes all its pools before the next one checks."""
-    from hicache_lab.sizing.rank import resident_bytes
-
     taken = 0
     for number, rank in enumerate(ranks):
         for pool in rank.pools:
@@ -312,12 +340,14 @@ def _warnings(question: Question, ranks: Sequence[RankPools]) -> list[str]:
     geometry = question.geometry
     if geometry.confidence not in ("confirmed", "config file", "inline"):
         found.append(f"geometry of {geometry.name}: {geometry.confidence} source, not confirmed from its own config")
-    found += [f"{unknown}" for unknown in flags_unknown_to(question.config, question.rules.version)]
+    stops = {one.message for one in _argparse_refusals(question)}
+    found += [one.message for one in refusals(question.config, question.rules.version) if one.message not in stops]
     if geometry.full is not None and not geometry.full.splits_evenly(question.config.attn_tp_size):
         found.append(
             f"--tp-size: {geometry.full.kv_heads} KV heads and {question.config.attn_tp_size} ranks do not divide; "
             "the server stops at an assertion"
         )
+    found += [text for rank in ranks[:1] for text in rank.uncounted]
     for pool in ranks[0].pools if ranks else ():
         done = construct_pool(pool.spec, question.rules, HostView(2**62))
         found += [text for level, text in done.logs if level == "WARNING"]
@@ -368,9 +398,7 @@ def assess(question: Question) -> Answer:
 
 def _assess_resolved(question: Question, resolution: Resolution, config: LaunchConfig) -> Answer:
     arguments = resolution.arguments
-    question = replace(
-        question, config=replace(config, hicache_mem_layout=arguments.hicache_mem_layout)
-    )
+    question = replace(question, config=replace(config, hicache_mem_layout=arguments.hicache_mem_layout))
     notes = [text for _, text in resolution.logs]
     planners = _planners(question)
     size_gb = config.hicache_size or 0
@@ -400,7 +428,7 @@ def _assess_resolved(question: Question, resolution: Resolution, config: LaunchC
     )
     if not ranks[0].pools:
         return answer
-    if question.host is None or sized is None and missing:
+    if question.host is None or (sized is None and missing):
         return _without_host(answer)
     booked = sized.budget_bytes if sized else None
     together = _together(question, ranks, booked)

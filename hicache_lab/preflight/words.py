@@ -8,7 +8,7 @@ from __future__ import annotations
 from hicache_lab.preflight.inverse import Advice
 from hicache_lab.preflight.verdict import Answer, Order
 from hicache_lab.releases import RESERVE_BYTES, first_release_with
-from hicache_lab.sizing.guard import rank_budget
+from hicache_lab.sizing.guard import rank_budget, sample_available
 from hicache_lab.units import GB, format_both, format_gb, format_gib
 
 
@@ -27,7 +27,9 @@ def headline(answer: Answer) -> str:
     by = "--hicache-size is per rank" if answer.size_gb > 0 else f"--hicache-ratio {answer.ratio:g} is per rank"
     total = f"{answer.ranks_on_host} ranks × {format_gb(rank.requested_bytes)} = {_amount(answer.host_bytes)}"
     if len({one.requested_bytes for one in answer.ranks}) > 1:
-        total = f"{answer.ranks_on_host} ranks, up to {format_gb(rank.requested_bytes)} each = {_amount(answer.host_bytes)}"
+        total = (
+            f"{answer.ranks_on_host} ranks, up to {format_gb(rank.requested_bytes)} each = {_amount(answer.host_bytes)}"
+        )
     line = f"{answer.verdict}  {by}: {total} ({format_gib(answer.host_bytes, 0)})"
     if answer.resident_bytes != answer.host_bytes:
         line += f", {format_both(answer.resident_bytes)} really taken"
@@ -37,20 +39,28 @@ def headline(answer: Answer) -> str:
 
 
 def _beliefs(answer: Answer) -> list[str]:
-    """What one rank sees when it checks."""
+    """What one rank sees when it checks, before any other has taken memory."""
     question, rank = answer.question, answer.rank
     if question.host is None or rank is None or not rank.pools:
         return []
-    budget = rank_budget(question.rules, question.view())
-    pool = rank.pools[0]
-    free = question.view().available_bytes
-    seen = budget.budget_bytes if not question.rules.guard_divides_by_ranks else budget.budget_bytes
-    how = f"({format_gb(free)} − 10 GiB) / {question.config.ranks_per_host}" if (
-        question.rules.guard_divides_by_ranks
-    ) else f"{format_gb(free)} − 10 GiB"
-    sign, end = ("≤", "passes") if pool.requested_bytes <= budget.budget_bytes else (">", "is refused")
-    line = f"each rank checks alone ({question.rules.version}): {format_gb(pool.requested_bytes)} {sign} {format_gb(seen)} ({how}) → {end}"
-    return [line]
+    rules, view, pool = question.rules, question.view(), rank.pools[0]
+    budget = rank_budget(rules, view)
+    free = sample_available(rules, view, may_fall_back=True).available_bytes
+    how = f"{format_gb(free)} − 10 GiB"
+    if rules.guard_divides_by_ranks:
+        how = f"({how}) / {question.config.ranks_per_host}"
+    passes = pool.requested_bytes <= budget.budget_bytes
+    end = "is refused"
+    if passes:
+        end = f"passes, {answer.ranks_on_host} times if they sample together" if answer.ranks_on_host > 1 else "passes"
+    asks = f"{format_gb(pool.requested_bytes)} {'≤' if passes else '>'} {format_gb(budget.budget_bytes)}"
+    lines = [f"each rank checks alone ({rules.version}): {asks} ({how}) → {end}"]
+    true_free = question.limit_bytes
+    if true_free is not None and true_free < free:
+        lines.append(
+            f"the check does not see the container: it reads {format_gb(free)}, the limit leaves {format_gb(true_free)}"
+        )
+    return lines
 
 
 def _order_line(order: Order) -> str:
@@ -69,7 +79,9 @@ def _outcome(answer: Answer) -> list[str]:
             f"the host is out of memory at about {format_gb(max(0, limit), 0)} resident; the kernel kills workers"
         )
         if answer.orders and answer.orders[1].refusal is not None:
-            lines.append(f"if the ranks come {_order_line(answer.orders[1]).removeprefix('checking ')}: a clean refusal")
+            lines.append(
+                f"if the ranks come {_order_line(answer.orders[1]).removeprefix('checking ')}: a clean refusal"
+            )
         lines.append("will not help: swap, --mem-fraction-static, another write policy")
     elif answer.verdict == "RACE":
         lines += [_order_line(order) for order in answer.orders]
@@ -80,9 +92,8 @@ def _outcome(answer: Answer) -> list[str]:
         over = answer.over_reserve_bytes or 0
         host = question.host
         share = f" ({100 * answer.resident_bytes / host.effective_total_bytes:.0f} % of RAM)" if host else ""
-        lines.append(
-            f"left on the host: {format_gb(answer.margin_bytes or 0)}, {format_gb(over)} beyond the 10 GiB reserve{share}"
-        )
+        left = format_gb(answer.margin_bytes or 0)
+        lines.append(f"left on the host: {left}, {format_gb(over)} beyond the 10 GiB reserve{share}")
     return lines
 
 
@@ -99,12 +110,13 @@ def _doing(answer: Answer, advice: Advice | None) -> list[str]:
         return []
     choices = []
     if advice.size_gb is not None and advice.size_bytes is not None:
-        choices.append(
-            f"--hicache-size {advice.size_gb} ({answer.ranks_on_host} ranks take {format_gb(advice.size_bytes, 1)} in all)"
-        )
+        total = f"{answer.ranks_on_host} ranks take {format_gb(advice.size_bytes, 1)} in all"
+        choices.append(f"--hicache-size {advice.size_gb} ({total})")
     if advice.ratio is not None and advice.ratio_bytes is not None:
         choices.append(f"--hicache-ratio {advice.ratio:g} ({format_gb(advice.ratio_bytes, 1)} in all)")
-    return [f"do: {' or '.join(choices)}"] if choices else ["do: no host tier of a useful size fits on this host"]
+    if choices:
+        return [f"do: {' or '.join(choices)}"]
+    return ["do: no host tier of a useful size fits on this host"] if answer.ranks else []
 
 
 def _later(answer: Answer) -> list[str]:
@@ -116,9 +128,7 @@ def _later(answer: Answer) -> list[str]:
     since = first_release_with("guard_divides_by_ranks", True)
     if pool.requested_bytes <= share:
         return []
-    return [
-        f'from {since} the server refuses this itself: "only have {share / GB:.2f} GB free" is one rank\'s share'
-    ]
+    return [f'from {since} the server refuses this itself: "only have {share / GB:.2f} GB free" is one rank\'s share']
 
 
 def explain(answer: Answer, advice: Advice | None = None) -> str:

@@ -1,0 +1,311 @@
+"""``plan``, ``preflight`` and ``max``: what a launch will take, and what would fit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hicache_lab.errors import InputError, UsageError
+from hicache_lab.host import HostMemory, read_host
+from hicache_lab.launch import LaunchConfig, parse_launch
+from hicache_lab.preflight import Answer, Question, advise, ask, assess, corrected_line, explain
+from hicache_lab.preflight.ask import DEVICE_FACTS, HOST_FACTS, OTHER_FACTS
+from hicache_lab.preflight.inverse import Advice
+from hicache_lab.preflight.record import answer_record
+from hicache_lab.units import format_gb
+
+EXIT = {"FITS": 0, "TIGHT": 0, "UNKNOWN": 1, "RACE": 3, "REFUSED": 3, "ASSERT": 3, "OOM_RISK": 3}
+TAKES_SERVER_FLAGS = frozenset({"plan", "max"})
+TAKES_LINE = frozenset({"preflight"})
+
+_HELP = {
+    "host_ram": "RAM of one host with its unit, e.g. 449GB or 418GiB",
+    "available": "MemAvailable before the launch; without it RAM minus huge pages is taken",
+    "hugepages": "reserved huge pages, e.g. 1582GiB",
+    "cgroup_limit": "memory limit of the container",
+    "cgroup_usage": "what the container already uses",
+    "overhead": "host memory of the server's processes besides the pools, e.g. 40GB",
+    "headroom": "what a comfortable plan leaves beyond the 10 GiB reserve (10 %% of RAM)",
+    "draft_model": "a separate draft model",
+    "device_tokens": "max_total_num_tokens of one rank, as the server logs it",
+    "device_kv_gb": "instead of tokens: GB (1e9) of KV on one rank's device",
+    "swa_device_tokens": "device tokens of the sliding-window pool",
+    "mamba_slots": "state slots of the device (max_mamba_cache_size)",
+}
+_WHOLE = {"device_tokens", "swa_device_tokens", "mamba_slots"}
+
+
+def _whole(text: str) -> int:
+    return int(text.replace("_", "").replace(",", ""))
+
+
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    """Options of the three commands; SGLang's own flags are taken as the server takes them."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of words")
+    parser.add_argument("--sglang-version", metavar="V", help="the SGLang release, e.g. 0.5.8")
+    parser.add_argument("--this-host", action="store_true", help="take the memory facts of this machine")
+    parser.add_argument(
+        "--model",
+        "--model-path",
+        dest="model",
+        required=command != "preflight",
+        help="a catalogue name, a hub id, a config.json or an inline geometry as JSON",
+    )
+    parser.add_argument(
+        "--geometry",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an explicit fact of the model, e.g. --geometry kind=mla; may be repeated",
+    )
+    for name in (*HOST_FACTS, *OTHER_FACTS, *DEVICE_FACTS):
+        kind: Any = _whole if name in _WHOLE else float if name == "device_kv_gb" else str
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, help=_HELP[name])
+    if command == "preflight":
+        parser.add_argument(
+            "--from", dest="source", metavar="FILE", help="read the launch line from a file, - for stdin"
+        )
+        parser.epilog = "After -- comes the launch line as it is pasted: … -- python -m sglang.launch_server …"
+    else:
+        parser.epilog = (
+            "SGLang's own flags (--tp-size, --hicache-size, --page-size, …) are taken as the server takes them."
+        )
+
+
+def _model(text: str) -> Any:
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--model: the inline geometry is not JSON: {error}") from None
+
+
+def _overrides(pairs: list[str]) -> dict[str, Any]:
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--geometry: expected KEY=VALUE, got {pair!r}")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value
+    return found
+
+
+def _pasted(args: argparse.Namespace) -> str | list[str]:
+    if args.source is None:
+        if not args.line:
+            raise UsageError("expected a launch line after --, or --from FILE; see hicache-lab preflight --help")
+        return list(args.line) if len(args.line) > 1 else str(args.line[0])
+    if args.source == "-":
+        return sys.stdin.read()
+    try:
+        return Path(args.source).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"--from {args.source}: {error.strerror}") from None
+
+
+def _config(command: str, args: argparse.Namespace) -> LaunchConfig:
+    if command == "preflight":
+        folder = Path(args.source).resolve().parent if args.source not in (None, "-") else Path.cwd()
+        return parse_launch(_pasted(args), sglang_version=args.sglang_version, base_dir=folder)
+    model = "inline" if args.model.lstrip().startswith("{") else args.model
+    config = parse_launch(["python", "-m", "sglang.launch_server", "--model-path", model, *args.rest])
+    # plan answers for given flags, not for a line that was pasted: nothing is refused for how it is spelt
+    return replace(config, enable_hierarchical_cache=True, source=None)
+
+
+def _version(config: LaunchConfig, given: str | None) -> tuple[str, str | None]:
+    """The release asked for, or the one that the container's image names."""
+    if given:
+        return given, None
+    tag = (config.container.image_tag if config.container else None) or ""
+    match = re.search(r"v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)", tag)
+    if match:
+        return match[1], f"release {match[1]} taken from the image tag {tag!r}; --sglang-version says otherwise"
+    raise UsageError("--sglang-version: give the SGLang release (pip show sglang), e.g. --sglang-version 0.5.8")
+
+
+def _host(args: argparse.Namespace, config: LaunchConfig) -> tuple[HostMemory | None, dict[str, str]]:
+    facts = {name: value for name in HOST_FACTS if (value := getattr(args, name)) is not None}
+    limit = config.container.memory_bytes if config.container else None
+    if limit is not None and "cgroup_limit" not in facts:
+        facts["cgroup_limit"] = f"{limit}B"
+    if not args.this_host:
+        return None, facts if "host_ram" in facts or "available" in facts else {
+            name: value for name, value in facts.items() if name in ("host_ram", "available")
+        }
+    stated = [name for name in HOST_FACTS if getattr(args, name) is not None]
+    if stated:
+        raise UsageError(f"--this-host and --{stated[0].replace('_', '-')} exclude each other: measured or stated")
+    return read_host(), {}
+
+
+def _question(command: str, args: argparse.Namespace) -> tuple[Question, LaunchConfig, list[str]]:
+    config = _config(command, args)
+    version, note = _version(config, args.sglang_version)
+    model = _model(args.model) if args.model else config.model
+    if model is None:
+        raise UsageError("--model: the launch line names no --model-path; give --model")
+    host, facts = _host(args, config)
+    extra = {name: value for name in (*OTHER_FACTS, *DEVICE_FACTS) if (value := getattr(args, name)) is not None}
+    question = ask(
+        model,
+        version,
+        host=host,
+        config=config,
+        geometry_overrides=_overrides(args.geometry),
+        **facts,
+        **extra,
+    )
+    notes = [*config.notes, *([note] if note else [])]
+    return question, config, notes
+
+
+def _report(answer: Answer, advice: Advice, args: argparse.Namespace, extra: dict[str, Any]) -> int:
+    if args.json:
+        print(json.dumps(answer_record(answer, advice) | extra, indent=2))
+    else:
+        print(explain(answer, advice))
+        for note in extra.get("launch_notes", ()):
+            print(f"  note: {note}")
+        if extra.get("corrected_launch"):
+            print(f"  corrected launch:\n{extra['corrected_launch']}")
+    return EXIT[answer.verdict]
+
+
+def _maximum(question: Question, args: argparse.Namespace) -> int:
+    if question.limit_bytes is None:
+        raise UsageError(
+            "--host-ram: max needs the host's memory (--host-ram and, better, --available; or --this-host)"
+        )
+    comfortable, just = advise(question), advise(question, accepted=("FITS", "TIGHT"))
+    auto = None
+    if question.rules.auto_size:
+        plain = replace(question.config, hicache_size=None, hicache_ratio=None)
+        auto = assess(replace(question, config=plain))
+    any_answer = comfortable.size_answer or comfortable.ratio_answer or just.size_answer or just.ratio_answer
+    record: dict[str, Any] = {
+        "provenance": "computed",
+        "sglang_version": question.rules.version,
+        "ranks_on_host": any_answer.ranks_on_host if any_answer else question.config.processes,
+        "comfortable": _settings(comfortable),
+        "leaving_only_the_reserve": _settings(just),
+        "guaranteed_start_per_rank_bytes": any_answer.guaranteed_start_bytes if any_answer else None,
+        "auto_size": None,
+        "warnings": [question.rules.warning] if question.rules.warning else [],
+    }
+    if auto is not None:
+        record["auto_size"] = {
+            "verdict": auto.verdict,
+            "ratio": auto.ratio,
+            "host_bytes": auto.host_bytes,
+            "unused_bytes": auto.over_reserve_bytes,
+            "message": auto.refusal.message if auto.refusal else None,
+            "missing": list(auto.missing),
+        }
+    if args.json:
+        print(json.dumps(record, indent=2))
+    else:
+        print(_maximum_words(record))
+    return 0 if comfortable.size_gb or comfortable.ratio or just.size_gb or just.ratio else 3
+
+
+def _settings(advice: Advice) -> dict[str, Any]:
+    size, ratio = advice.size_answer, advice.ratio_answer
+    return {
+        "hicache_size_gb": advice.size_gb,
+        "hicache_size_host_bytes": advice.size_bytes,
+        "hicache_size_per_rank_tokens": size.rank.tokens if size and size.rank else None,
+        "hicache_size_equivalent_ratio": (
+            size.rank.anchor.equivalent_ratio if size and size.rank and size.rank.device_tokens else None
+        ),
+        "hicache_ratio": advice.ratio,
+        "hicache_ratio_host_bytes": advice.ratio_bytes,
+        "hicache_ratio_per_rank_tokens": ratio.rank.tokens if ratio and ratio.rank else None,
+    }
+
+
+def _maximum_words(record: dict[str, Any]) -> str:
+    lines = [
+        f"largest settings for {record['ranks_on_host']} ranks on this host ({record['sglang_version']}, computed)"
+    ]
+    names = {
+        "comfortable": "comfortable (headroom beyond the reserve)",
+        "leaving_only_the_reserve": "leaving only the 10 GiB reserve",
+    }
+    for key, name in names.items():
+        found = record[key]
+        size, ratio = found["hicache_size_gb"], found["hicache_ratio"]
+        size_words = (
+            "no size fits"
+            if size is None
+            else (
+                f"--hicache-size {size} → {format_gb(found['hicache_size_host_bytes'])} on the host, "
+                f"{found['hicache_size_per_rank_tokens']:,} tokens a rank"
+            )
+        )
+        ratio_words = (
+            "no ratio known (give --device-tokens)"
+            if ratio is None
+            else (
+                f"--hicache-ratio {ratio:g} → {format_gb(found['hicache_ratio_host_bytes'])} on the host, "
+                f"{found['hicache_ratio_per_rank_tokens']:,} tokens a rank"
+            )
+        )
+        lines.append(f"  {name}:\n    {size_words}\n    {ratio_words}")
+    auto = record["auto_size"]
+    if auto and auto["ratio"] is not None and auto["unused_bytes"] is not None:
+        lines.append(
+            f"  auto-size (neither flag) would take ratio {auto['ratio']:.3g} → {format_gb(auto['host_bytes'])}, "
+            f"leaving {format_gb(auto['unused_bytes'])} beyond the reserve unused"
+        )
+    lines.append("  a size is GB (1e9) per rank; a ratio follows the device pool: they are different settings")
+    return "\n".join(lines + [f"  warning: {text}" for text in record["warnings"]])
+
+
+def run(command: str, args: argparse.Namespace) -> int:
+    """Answer one of the three commands."""
+    question, config, notes = _question(command, args)
+    if command == "max":
+        return _maximum(question, args)
+    answer = assess(question)
+    refused_flag = answer.refusal is not None and answer.refusal.error == "argparse"
+    if command == "preflight" and not config.enable_hierarchical_cache and not refused_flag:
+        return _switched_off(args, notes)
+    advice = advise(question)
+    extra: dict[str, Any] = {}
+    if command == "preflight":
+        extra = {
+            "launch_notes": notes,
+            "corrected_launch": corrected_line(answer, advice, config) if config.source else None,
+        }
+    return _report(answer, advice, args, extra)
+
+
+def _switched_off(args: argparse.Namespace, notes: list[str]) -> int:
+    text = "the launch line has no --enable-hierarchical-cache: there is no host tier and no host pool is built"
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "verdict": "FITS",
+                    "provenance": "computed",
+                    "host_bytes": 0,
+                    "host_gb": 0.0,
+                    "warnings": [text],
+                    "launch_notes": notes,
+                },
+                indent=2,
+            )
+        )
+    else:
+        print(f"FITS  0 bytes of host pools\n  warning: {text}")
+    return 0

@@ -1,0 +1,156 @@
+"""One door for a question in plain words: the flags of ``hicache-lab plan`` as keyword arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hicache_lab.errors import UsageError
+from hicache_lab.geometry import ModelGeometry, load_geometry
+from hicache_lab.host import HostMemory
+from hicache_lab.launch import LaunchConfig
+from hicache_lab.launch.config import FLAG_FIELDS
+from hicache_lab.preflight.verdict import Question
+from hicache_lab.releases import rules_for
+from hicache_lab.sizing.rank import DeviceFacts
+from hicache_lab.units import GB, parse_bytes
+
+HOST_FACTS = ("host_ram", "available", "hugepages", "cgroup_limit", "cgroup_usage")
+DEVICE_FACTS = ("device_tokens", "device_kv_gb", "swa_device_tokens", "mamba_slots")
+OTHER_FACTS = ("overhead", "headroom", "draft_model")
+
+
+def host_from_facts(facts: Mapping[str, str | None]) -> tuple[HostMemory | None, bool]:
+    """Stated memory facts as a host, and whether its RAM is among them.
+
+    Args:
+        facts: ``HOST_FACTS``, each a quantity with its unit ("449GB"), None or absent.
+
+    Returns:
+        None when nothing was said of the host; with only ``available`` known, RAM is not known.
+    """
+    known = {
+        name: parse_bytes(str(text), what="--" + name.replace("_", "-"))
+        for name, text in facts.items()
+        if name in HOST_FACTS and text is not None
+    }
+    if "host_ram" not in known and "available" not in known:
+        if known:
+            raise UsageError(
+                f"--{next(iter(known)).replace('_', '-')} needs --host-ram or --available beside it: "
+                "it only lowers what the host has"
+            )
+        return None, False
+    total = known.get("host_ram", known.get("available", 0))
+    host = HostMemory.stated(
+        total_bytes=total,
+        available_bytes=known.get("available"),
+        hugepages_bytes=known.get("hugepages", 0) if "host_ram" in known else 0,
+        cgroup_limit_bytes=known.get("cgroup_limit"),
+        cgroup_usage_bytes=known.get("cgroup_usage"),
+    )
+    return host, "host_ram" in known
+
+
+def device_from_facts(facts: Mapping[str, Any]) -> DeviceFacts:
+    """Device facts; tokens must be positive whole numbers, ``device_kv_gb`` GB (1e9) of KV on one rank."""
+    for name in ("device_tokens", "swa_device_tokens", "mamba_slots", "device_kv_gb"):
+        value = facts.get(name)
+        if value is not None and value <= 0:
+            raise UsageError(f"--{name.replace('_', '-')}: expected more than 0, got {value}")
+    kv_gb = facts.get("device_kv_gb")
+    return DeviceFacts(
+        tokens=facts.get("device_tokens"),
+        kv_bytes=None if kv_gb is None else int(kv_gb * GB),
+        swa_tokens=facts.get("swa_device_tokens"),
+        mamba_slots=facts.get("mamba_slots"),
+    )
+
+
+def ask(
+    model: str | Path | Mapping[str, Any] | ModelGeometry,
+    sglang_version: str,
+    *,
+    host: HostMemory | None = None,
+    config: LaunchConfig | None = None,
+    geometry_overrides: Mapping[str, Any] | None = None,
+    **facts: Any,
+) -> Question:
+    """A question about one launch.
+
+    Args:
+        model: a catalogue name, a config.json, an inline geometry, or a loaded geometry.
+        sglang_version: the release, e.g. "0.5.8".
+        host: a host that was read (``read_host()``), instead of stated facts.
+        config: parsed launch flags, instead of flags given here.
+        geometry_overrides: explicit facts for an unknown architecture.
+        **facts: SGLang's flags under their own names (``tp_size=8, hicache_size=48, page_size=64 …``), host facts
+            (``host_ram="449GB", available="445GB", hugepages, cgroup_limit, cgroup_usage, overhead, headroom``) and
+            device facts (``device_tokens=116_000, device_kv_gb, swa_device_tokens, mamba_slots``).
+
+    Raises:
+        UsageError: an unknown name (with a suggestion) or a quantity without its unit.
+        UnknownFact: a model or release that is not known.
+    """
+    flags = {name: facts.pop(name) for name in list(facts) if name in FLAG_FIELDS}
+    known = (*HOST_FACTS, *DEVICE_FACTS, *OTHER_FACTS)
+    for name in facts:
+        if name not in known:
+            close = get_close_matches(name, [*known, *FLAG_FIELDS], n=1)
+            raise UsageError(f"{name}: not a flag or fact known here{f'; did you mean {close[0]}?' if close else ''}")
+    geometry = model if isinstance(model, ModelGeometry) else load_geometry(model, overrides=geometry_overrides)
+    if config is None:
+        config = LaunchConfig(model=geometry.name, enable_hierarchical_cache=True, **flags)
+    check_numbers(config)
+    ram_is_known = True
+    if host is None:
+        host, ram_is_known = host_from_facts(facts)
+    overhead, headroom = facts.get("overhead"), facts.get("headroom")
+    draft = facts.get("draft_model")
+    return Question(
+        config=config,
+        geometry=geometry,
+        rules=rules_for(sglang_version),
+        host=host,
+        device=device_from_facts(facts),
+        overhead_bytes=parse_bytes(str(overhead), what="--overhead") if overhead is not None else 0,
+        headroom_bytes=parse_bytes(str(headroom), what="--headroom") if headroom is not None else None,
+        draft=load_geometry(draft) if draft is not None else None,
+        ram_is_known=ram_is_known,
+    )
+
+
+_AT_LEAST_ONE = (
+    "tp_size",
+    "pp_size",
+    "dp_size",
+    "nnodes",
+    "page_size",
+    "dcp_size",
+    "attn_dp_size",
+    "attn_cp_size",
+    "max_total_tokens",
+)
+
+
+def check_numbers(config: LaunchConfig) -> None:
+    """Sizes of groups and pages must be at least 1, and a ratio a finite number.
+
+    Raises:
+        UsageError: names the flag.
+    """
+    for name in _AT_LEAST_ONE:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+    ratio = config.hicache_ratio
+    if ratio is not None and not 0 < ratio < 1e6:
+        raise UsageError(f"--hicache-ratio: expected a number above 0, got {ratio}")
+    size = config.hicache_size
+    if size is not None and not 0 <= size < 1e9:
+        raise UsageError(f"--hicache-size: expected GB (1e9 bytes) per rank, 0 or more, got {size}")
+    ranks, nodes = config.ranks_per_engine, config.nnodes or 1
+    if ranks % nodes:
+        raise UsageError(f"--nnodes {nodes}: {ranks} ranks (tp × pp) do not divide over the nodes")

@@ -1,0 +1,75 @@
+"""Recorded cases: what happened to people, replayed through the verdict, agreement counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hicache_lab.errors import HicacheLabError
+from hicache_lab.preflight.ask import ask
+from hicache_lab.preflight.record import answer_record
+from hicache_lab.preflight.verdict import assess
+
+TOLERANCE = 0.005
+"""Figures agree within half a per cent; words and verdicts exactly."""
+
+_FIGURES = ("per_rank_tokens", "per_rank_gb", "host_gb", "allocated_host_gib", "resolved_ratio")
+
+
+def _far(expected: float, got: float | None) -> bool:
+    return got is None or abs(got - expected) > TOLERANCE * abs(expected)
+
+
+def _disagreements(expect: Mapping[str, Any], record: Mapping[str, Any]) -> Iterable[str]:
+    """Every expectation that does not hold, in words."""
+    for name, expected in expect.items():
+        if name == "verdict":
+            accepted = [expected] if isinstance(expected, str) else expected
+            if record["verdict"] not in accepted:
+                yield f"verdict {record['verdict']}, accepted {' or '.join(accepted)}"
+        elif name in _FIGURES or name == "ranks_on_host":
+            if _far(expected, record[name]):
+                yield f"{name} {record[name]}, expected {expected}"
+        elif name == "pools_gb":
+            for pool, amount in expected.items():
+                if _far(amount, record["pools_gb"].get(pool)):
+                    yield f"pool {pool} {record['pools_gb'].get(pool)} GB, expected {amount}"
+        elif name == "message_contains":
+            if expected not in (record["message"] or ""):
+                yield f"message {record['message']!r} lacks {expected!r}"
+        elif name == "warning_contains":
+            if not any(expected in text for text in record["warnings"]):
+                yield f"no warning with {expected!r}"
+        else:
+            yield f"expectation {name!r} is not known"
+
+
+def judge_case(case: Mapping[str, Any]) -> dict[str, Any]:
+    """One case: its verdict, whether it agrees, why not, and the figures.
+
+    Args:
+        case: ``id``, ``args`` (the flags of ``plan``) and ``expect``.
+    """
+    try:
+        args = dict(case["args"])
+        question = ask(args.pop("model"), args.pop("sglang_version"), **args)
+        record = answer_record(assess(question))
+        problems = list(_disagreements(case.get("expect", {}), record))
+    except HicacheLabError as error:
+        return {"id": case.get("id"), "verdict": None, "agrees": False, "reason": str(error)}
+    except (KeyError, TypeError, AttributeError) as error:
+        return {"id": case.get("id"), "verdict": None, "agrees": False, "reason": f"not a case: {error!r}"}
+    figures = {name: record[name] for name in (*_FIGURES, "ranks_on_host", "pools_gb", "message", "warnings")}
+    return {
+        "id": case.get("id"),
+        "verdict": record["verdict"],
+        "agrees": not problems,
+        "reason": "; ".join(problems) or "every expectation holds",
+        **figures,
+    }
+
+
+def judge_cases(cases: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """All cases: {"cases": [...], "agree": n, "total": n}."""
+    judged = [judge_case(case) for case in cases]
+    return {"cases": judged, "agree": sum(case["agrees"] for case in judged), "total": len(judged)}

@@ -1,0 +1,116 @@
+"""An answer as plain data: the JSON that the command line prints and the notebooks keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hicache_lab.preflight.inverse import Advice
+from hicache_lab.preflight.verdict import Answer
+from hicache_lab.preflight.words import explain
+from hicache_lab.sizing.pools import HostPool
+from hicache_lab.sizing.rank import resident_bytes
+from hicache_lab.units import gb, gib
+
+
+def _pool(pool: HostPool, answer: Answer) -> dict[str, Any]:
+    taken = resident_bytes(pool, answer.question.rules)
+    return {
+        "label": pool.spec.label,
+        "kind": pool.spec.kind,
+        "bytes_per_token": pool.spec.bytes_per_token,
+        "tokens": pool.tokens,
+        "pages": pool.pages,
+        "per_rank_bytes": pool.requested_bytes,
+        "per_rank_gb": gb(pool.requested_bytes),
+        "per_rank_allocated_bytes": taken,
+    }
+
+
+def _advice(advice: Advice) -> dict[str, Any]:
+    return {
+        "hicache_size_gb": advice.size_gb,
+        "hicache_size_host_bytes": advice.size_bytes,
+        "hicache_ratio": advice.ratio,
+        "hicache_ratio_host_bytes": advice.ratio_bytes,
+    }
+
+
+def answer_record(answer: Answer, advice: Advice | None = None) -> dict[str, Any]:
+    """Every number of an answer, with its unit in its name.
+
+    Args:
+        answer: the verdict.
+        advice: what to set instead, if it was worked out.
+    """
+    question, rank = answer.question, answer.rank
+    known = rank is not None and bool(rank.pools)
+    limit, refusal = question.limit_bytes, answer.refusal
+    return {
+        "verdict": answer.verdict,
+        "provenance": answer.provenance,
+        "sglang_version": question.rules.version,
+        "rules": {"era": question.rules.era, "verified": question.rules.verified},
+        "model": {
+            "name": question.geometry.name,
+            "confidence": question.geometry.confidence,
+            "source": list(question.geometry.source),
+        },
+        "ranks_on_host": answer.ranks_on_host,
+        "page_size": rank.page_size if rank else None,
+        "device_tokens": rank.device_tokens if rank else None,
+        "per_rank_tokens": rank.tokens if rank and known else None,
+        "per_rank_bytes": answer.per_rank_bytes if known else None,
+        "per_rank_gb": gb(answer.per_rank_bytes) if known else None,
+        "per_rank_gib": gib(answer.per_rank_bytes) if known else None,
+        "host_bytes": answer.host_bytes if known else None,
+        "host_gb": gb(answer.host_bytes) if known else None,
+        "host_gib": gib(answer.host_bytes) if known else None,
+        "allocated_host_bytes": answer.resident_bytes if known else None,
+        "allocated_host_gib": gib(answer.resident_bytes) if known else None,
+        "percent_of_ram": (
+            100 * answer.resident_bytes / question.host.effective_total_bytes
+            if question.host and known and question.ram_is_known
+            else None
+        ),
+        "pools": [_pool(pool, answer) for pool in rank.pools] if rank else [],
+        "pools_gb": {pool.spec.label: gb(pool.requested_bytes) for pool in rank.pools} if rank else {},
+        "hicache_size_gb": answer.size_gb or None,
+        "resolved_ratio": answer.ratio,
+        "equivalent_ratio": rank.anchor.equivalent_ratio if rank and known and rank.device_tokens else None,
+        "auto_sized": answer.auto is not None,
+        "available_bytes": question.host.effective_available_bytes if question.host else None,
+        "overhead_bytes": question.overhead_bytes,
+        "limit_bytes": limit,
+        "margin_bytes": answer.margin_bytes if known else None,
+        "margin_beyond_reserve_bytes": answer.over_reserve_bytes if known else None,
+        "guaranteed_start_per_rank_bytes": answer.guaranteed_start_bytes,
+        "orders": [
+            {
+                "ranks_check": order.name,
+                "every_rank_passes": order.passes,
+                "refused_rank": order.refusal.rank if order.refusal else None,
+                "refused_rank_allowed_bytes": order.refusal.available_bytes if order.refusal else None,
+                "resident_bytes": order.resident_bytes,
+            }
+            for order in answer.orders
+        ],
+        "message": refusal.message if refusal else None,
+        "refusal": (
+            {
+                "flag": refusal.flag,
+                "error": refusal.error,
+                "message": refusal.message,
+                "meaning": refusal.meaning,
+                "requested_bytes": refusal.requested_bytes,
+                "allowed_bytes": refusal.available_bytes,
+                "rank": refusal.rank,
+            }
+            if refusal
+            else None
+        ),
+        "warnings": list(answer.warnings),
+        "notes": list(answer.notes),
+        "missing": list(answer.missing),
+        "advice": _advice(advice) if advice else None,
+        "explanation": explain(answer, advice),
+    }

@@ -1,0 +1,185 @@
+"""A notebook's parameters: names, types, defaults and comments, read before anything runs.
+
+papermill only warns about a name that the notebook does not have and runs with the default: a misspelt size
+would rerun the incident's 300. So names and types are compared first. The cell is read with Python's own
+parser: papermill's inspection is a line pattern that loses ``str | None`` and cuts a text at ``#``.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import tokenize
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hicache_lab.errors import InputError, UsageError
+
+_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (float, int),
+    "str": (str,),
+    "bool": (bool,),
+    "list": (list, tuple),
+    "dict": (dict,),
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One line of the cell tagged ``parameters``: ``name: type = default  # comment``."""
+
+    name: str
+    type_name: str
+    default: Any
+    comment: str = ""
+
+    @property
+    def base_type(self) -> str:
+        """The type without ``| None`` and without what it holds: ``list[str] | None`` is a ``list``."""
+        words = [word.strip() for word in self.type_name.split("|")]
+        return next((word for word in words if word != "None"), "None").split("[")[0]
+
+    @property
+    def optional(self) -> bool:
+        """True when None is allowed."""
+        return "None" in [word.strip() for word in self.type_name.split("|")]
+
+    def accepts(self, value: object) -> bool:
+        """True for the declared type; an int may stand for a float, a bool never for a number."""
+        if value is None:
+            return self.optional
+        if isinstance(value, bool) and self.base_type != "bool":
+            return self.base_type not in _TYPES
+        return isinstance(value, _TYPES.get(self.base_type, (object,)))
+
+    def __str__(self) -> str:
+        line = f"{self.name}: {self.type_name} = {self.default!r}"
+        return f"{line}  # {self.comment}" if self.comment else line
+
+
+def read_notebook(notebook: Path) -> Any:
+    """The notebook as nbformat reads it.
+
+    Raises:
+        InputError: no such file, or not a Jupyter notebook.
+    """
+    import nbformat
+
+    try:
+        raw = json.loads(notebook.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"notebook {notebook}: expected a Jupyter notebook (.ipynb, JSON); {error}") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("cells"), list) or raw.get("nbformat") != 4:
+        raise InputError(f"notebook {notebook}: expected a Jupyter notebook of nbformat 4; this JSON is something else")
+    try:
+        return nbformat.reads(json.dumps(raw), as_version=4)  # type: ignore[no-untyped-call]
+    except (nbformat.ValidationError, AttributeError, KeyError, TypeError) as error:
+        raise InputError(f"notebook {notebook}: a cell is not as nbformat 4 says ({error})") from error
+
+
+def inspect_parameters(notebook: Path) -> dict[str, Parameter]:
+    """The parameters of ``notebook`` in their order; a notebook without a tagged cell has none.
+
+    Raises:
+        InputError: not a notebook, or a parameters cell that is not plain assignments of literals.
+    """
+    for cell in read_notebook(notebook).cells:
+        if cell.cell_type == "code" and "parameters" in cell.metadata.get("tags", []):
+            return _parse_cell(cell.source, notebook)
+    return {}
+
+
+def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise InputError(f"notebook {notebook}: its parameters cell is not Python (line {error.lineno})") from error
+    comments = {
+        token.start[0]: token.string.lstrip("# ").strip()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    found = {}
+    for node in tree.body:
+        target: ast.expr | None = None
+        annotation: ast.expr | None = None
+        if isinstance(node, ast.AnnAssign):
+            target, annotation = node.target, node.annotation
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+        if not isinstance(target, ast.Name) or not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        try:
+            default = ast.literal_eval(node.value)
+        except ValueError as error:
+            raise InputError(
+                f"notebook {notebook}: parameter {target.id} must have a literal default, "
+                f"got {ast.unparse(node.value)!r}"
+            ) from error
+        type_name = ast.unparse(annotation).strip("'\"") if annotation else type(default).__name__
+        type_name = type_name.replace("NoneType", "object | None")
+        found[target.id] = Parameter(target.id, type_name, default, comments.get(node.end_lineno or 0, ""))
+    return found
+
+
+def check_parameters(notebook: Path, given: Mapping[str, object]) -> dict[str, Any]:
+    """Compare ``given`` with the notebook's parameters; return all values of the run, defaults included.
+
+    Raises:
+        UsageError: a name the notebook does not have (with a suggestion) or a value of another type.
+    """
+    known = inspect_parameters(notebook)
+    for name, value in given.items():
+        if name not in known:
+            raise UsageError(_unknown_name(notebook, name, known))
+        if not known[name].accepts(value):
+            raise UsageError(
+                f"parameter {name}: expected {known[name].type_name}, got {type(value).__name__} {value!r} "
+                f"({known[name].comment or f'default {known[name].default!r}'})"
+            )
+    return {name: given.get(name, parameter.default) for name, parameter in known.items()}
+
+
+def _unknown_name(notebook: Path, name: str, known: Mapping[str, Parameter]) -> str:
+    close = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    if not known:
+        return f"parameter {name}: {notebook.name} has no parameters"
+    return f"parameter {name}: {notebook.name} has no such parameter{hint} It has: {', '.join(known)}"
+
+
+def parse_parameter(parameter: Parameter, text: str) -> Any:
+    """Turn the ``v`` of ``-p k=v`` into the parameter's type.
+
+    Raises:
+        UsageError: the text is not of that type.
+    """
+    if parameter.optional and text in {"None", "null", ""}:
+        return None
+    kind = parameter.base_type
+    if kind == "str":
+        return text
+    try:
+        if kind == "bool":
+            return _WORDS[text.lower()]
+        if kind in {"int", "float"}:
+            return {"int": int, "float": float}[kind](text.replace(",", ""))
+        return _literal(text)
+    except (ValueError, KeyError, SyntaxError) as error:
+        raise UsageError(
+            f"parameter {parameter.name}: expected {parameter.type_name}, got {text!r} ({parameter.comment})"
+        ) from error
+
+
+def _literal(text: str) -> Any:
+    """A list, a mapping or another literal, written as JSON or as Python."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text)

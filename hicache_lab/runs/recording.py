@@ -1,0 +1,89 @@
+"""How a notebook leaves its figures: ``record(name, value, unit=…, source=…)``.
+
+During a headless run an environment variable names the run's folder; in an interactive session nothing is
+written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from hicache_lab.errors import InputError, UsageError
+
+RUN_FOLDER_VARIABLE = "HICACHE_LAB_RUN_FOLDER"
+RECORD_FILE = "record.json"
+# where a number may come from; every figure names one
+SOURCES = ("measured", "replayed", "simulated", "reconstructed", "computed")
+
+
+def run_folder() -> Path | None:
+    """The folder of the headless run this kernel belongs to, or None in an interactive session."""
+    name = os.environ.get(RUN_FOLDER_VARIABLE)
+    return Path(name) if name else None
+
+
+def record(name: str, value: object, *, unit: str = "", source: str) -> None:
+    """Leave one figure in the run's result record; a later value of the same name replaces it.
+
+    Args:
+        name: what the value is, unit and scope included where it has them (``host_gb``, ``per_rank_tokens``).
+        value: a number, a text, a bool, None, or lists and mappings of those (a table as a list of rows).
+        unit: the unit in words (``GB``, ``tokens``); empty for a text or a pure number.
+        source: where it comes from: measured, replayed, simulated, reconstructed or computed.
+
+    Raises:
+        UsageError: an unknown source, an empty name, or a value that JSON cannot hold (NaN and infinities
+            too).
+    """
+    if not name:
+        raise UsageError("record: a figure needs a name")
+    if source not in SOURCES:
+        raise UsageError(f"record({name!r}): source is one of {', '.join(SOURCES)}; got {source!r}")
+    entry = {"value": _plain(name, value), "unit": unit, "source": source}
+    folder = run_folder()
+    if folder is not None:
+        write_json(folder / RECORD_FILE, read_records(folder) | {name: entry})
+
+
+def read_records(folder: Path) -> dict[str, dict[str, Any]]:
+    """What a notebook has recorded so far in ``folder``; nothing recorded is an empty mapping."""
+    path = folder / RECORD_FILE
+    if not path.exists():
+        return {}
+    try:
+        records = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: not the JSON that record() writes ({error})") from error
+    return dict(records)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write JSON whole or not at all: a temporary file in the same folder, then a rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _plain(name: str, value: object) -> object:
+    """``value`` as JSON holds it; numpy and pandas scalars become Python's."""
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"record({name!r}): {value} is not a finite number; record None, or what is known instead")
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(name, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(name, item) for item in value]
+    raise UsageError(
+        f"record({name!r}): expected a number, a text, lists or mappings of those; got {type(value).__name__}"
+    )
