@@ -203,3 +203,10 @@ def test_advice_is_the_largest_that_fits(version: str, ram_gb: int, tp: int) -> 
     if advice.size_gb is not None:
         assert assess(with_size(question, advice.size_gb)).verdict == "FITS"
         assert assess(with_size(question, advice.size_gb + 1)).verdict != "FITS"
+
+
+def test_an_overhead_that_fills_the_host_is_named() -> None:
+    text = explain(assess(incident(hicache_size=48, available="30GB", overhead="40GB")))
+    assert text.startswith("OOM_RISK")
+    assert "other memory (40.00 GB) alone takes all that is available" in text
+    assert "clean refusal" not in text

@@ -76,9 +76,10 @@ def _outcome(answer: Answer) -> list[str]:
     question, lines = answer.question, []
     if answer.verdict == "OOM_RISK":
         limit = question.limit_bytes or 0
-        lines.append(
-            f"the host is out of memory at about {format_gb(max(0, limit), 0)} resident; the kernel kills workers"
-        )
+        if limit <= 0:
+            other = format_gb(question.overhead_bytes)
+            return [f"the server's other memory ({other}) alone takes all that is available, before any host pool"]
+        lines.append(f"the host is out of memory at about {format_gb(limit, 0)} resident; the kernel kills workers")
         if answer.orders and answer.orders[1].refusal is not None:
             lines.append(
                 f"if the ranks come {_order_line(answer.orders[1]).removeprefix('checking ')}: a clean refusal"
