@@ -79,9 +79,7 @@ def scan(data: bytes) -> tuple[Scanner, list[tuple[int, str, dict[str, float]]],
 
 
 @given(
-    st.lists(
-        st.tuples(st.sampled_from(BATCHES), st.integers(0, 300), st.text(max_size=4), st.integers(0, 5)), max_size=8
-    )
+    st.lists(st.tuples(st.sampled_from(BATCHES), st.integers(0, 300), st.text(max_size=4), st.integers(0, 5)), max_size=8)
 )
 @settings(max_examples=200, deadline=None)
 def test_a_damaged_line_is_taken_only_as_the_patient_parser_takes_it(damages: list[tuple[str, int, str, int]]) -> None:

@@ -73,9 +73,7 @@ def test_seed_postmortem_has_every_section(seed: tuple[str, str]) -> None:
     assert "2,400.00 GB" in Page(page).text
 
 
-def test_preflight_line_of_the_postmortem_gives_its_verdict(
-    seed: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_preflight_line_of_the_postmortem_gives_its_verdict(seed: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     import shlex
 
     block = seed[0].split("hicache-lab preflight --sglang", 1)[1].split("```", 1)[0]
@@ -135,9 +133,7 @@ def test_hostile_log_stays_text(tmp_path: Path) -> None:
 @given(st.text(max_size=80))
 @settings(max_examples=200, deadline=None)
 def test_any_text_is_shown_and_never_markup(text: str) -> None:
-    document = Document(
-        text, [Heading(text), Paragraph(text), Bullets((text,)), Table((text,), ((text,),)), Code(text)]
-    )
+    document = Document(text, [Heading(text), Paragraph(text), Bullets((text,)), Table((text,), ((text,),)), Code(text)])
     page = Page(document.to_html())
     allowed = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "pre"}  # fmt: skip
     assert {tag for tag, _ in page.tags} <= allowed

@@ -107,16 +107,12 @@ def test_the_block_size_comes_from_the_lengths_or_from_the_user(tmp_path: Path) 
         read_trace(written(tmp_path, '{"hash_ids": [1, 2], "input_length": 31}\n{"hash_ids": [1], "input_length": 99}'))
     with pytest.raises(InputError, match="block_size differs"):
         read_trace(
-            written(
-                tmp_path, "\n".join(f'{{"hash_ids": [1], "input_length": {n}, "block_size": {n}}}' for n in (8, 16))
-            )
+            written(tmp_path, "\n".join(f'{{"hash_ids": [1], "input_length": {n}, "block_size": {n}}}' for n in (8, 16)))
         )
 
 
 def test_content_hashes_are_chained_into_prefixes(tmp_path: Path) -> None:
-    lines = [
-        f'{{"hash_ids": {ids}, "input_length": {16 * len(ids)}, "block_size": 16}}' for ids in ([7, 8], [9, 8], [7, 8])
-    ]
+    lines = [f'{{"hash_ids": {ids}, "input_length": {16 * len(ids)}, "block_size": 16}}' for ids in ([7, 8], [9, 8], [7, 8])]
     trace = read_trace(written(tmp_path, "\n".join(lines)))
     first, second, third = prefixes(trace)
     assert first == third and first[1] != second[1]
@@ -210,9 +206,7 @@ def test_a_bad_prompt_is_named(tmp_path: Path, record: str, complaint: str) -> N
 
 
 def test_sessions_are_interleaved_in_order() -> None:
-    sessions = [
-        [Request(f"{name}{turn}", "") for turn in range(count)] for name, count in (("a", 3), ("b", 1), ("c", 2))
-    ]
+    sessions = [[Request(f"{name}{turn}", "") for turn in range(count)] for name, count in (("a", 3), ("b", 1), ("c", 2))]
     assert [r.prompt for r in interleave(sessions, 2)] == ["a0", "b0", "a1", "c0", "a2", "c1"]
     assert [r.prompt for r in interleave(sessions, 1)] == ["a0", "a1", "a2", "b0", "c0", "c1"]
 
@@ -237,9 +231,7 @@ def test_text_request_logs(tmp_path: Path) -> None:
 
 
 def test_a_quoted_prompt_is_read_and_never_evaluated(tmp_path: Path) -> None:
-    line = FINISH.format(n=4).replace(
-        "text=None, input_ids=[1, 2, 3, 4]", r"text='it\'s __import__(\"os\")', input_ids=None"
-    )
+    line = FINISH.format(n=4).replace("text=None, input_ids=[1, 2, 3, 4]", r"text='it\'s __import__(\"os\")', input_ids=None")
     trace = read_trace(written(tmp_path, line, "server.log"), block_tokens=1)
     assert trace.input_tokens.tolist() == [6]  # 21 characters
 
@@ -284,9 +276,7 @@ def test_azure_csv_holds_lengths_and_says_so(tmp_path: Path) -> None:
 
 
 def test_bench_results(tmp_path: Path) -> None:
-    serving = json.dumps(
-        {"request_throughput": 3, "total_input_tokens": 9, "input_lens": [4, 5], "output_lens": [1, 2]}
-    )
+    serving = json.dumps({"request_throughput": 3, "total_input_tokens": 9, "input_lens": [4, 5], "output_lens": [1, 2]})
     assert read_trace(written(tmp_path, serving)).output_tokens.tolist() == [1, 2]
     with pytest.raises(InputError, match="--output-details"):
         read_trace(written(tmp_path, json.dumps({"request_throughput": 3, "total_input_tokens": 9})))

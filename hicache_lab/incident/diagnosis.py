@@ -75,19 +75,10 @@ RULES: tuple[Rule, ...] = (
         host_rules.host_smaller_than_device,
         explains=_AFTERMATH | {"low_reuse"},
     ),
-    Rule(
-        "pinning_failure",
-        "a failed cudaHostRegister or pinned allocation",
-        host_rules.pinning_failure,
-        explains=_AFTERMATH,
-    ),
+    Rule("pinning_failure", "a failed cudaHostRegister or pinned allocation", host_rules.pinning_failure, explains=_AFTERMATH),
     Rule("gpu_oom", "an out-of-memory error of the GPU", serving_rules.gpu_oom, explains=_AFTERMATH),
-    Rule(
-        "kernel_oom_kill", "a kernel OOM line, or exit code -9 or 137", host_rules.kernel_oom_kill, explains=_AFTERMATH
-    ),
-    Rule(
-        "kv_pool_full", "retractions, or batches without device tokens", serving_rules.kv_pool_full, explains=_AFTERMATH
-    ),
+    Rule("kernel_oom_kill", "a kernel OOM line, or exit code -9 or 137", host_rules.kernel_oom_kill, explains=_AFTERMATH),
+    Rule("kv_pool_full", "retractions, or batches without device tokens", serving_rules.kv_pool_full, explains=_AFTERMATH),
     Rule(
         "unclassified_exception",
         "an exception of another kind",
@@ -100,19 +91,13 @@ RULES: tuple[Rule, ...] = (
         serving_rules.process_died,
         explains=frozenset({"watchdog", "collective_timeout"}),
     ),
-    Rule(
-        "stopped_during_allocation",
-        "a log that ends while host pools are allocated",
-        host_rules.stopped_during_allocation,
-    ),
+    Rule("stopped_during_allocation", "a log that ends while host pools are allocated", host_rules.stopped_during_allocation),
     Rule("watchdog", "watchdog or health-check timeouts", serving_rules.watchdog),
     Rule("collective_timeout", "timeouts of collective operations (NCCL)", serving_rules.collective_timeout),
     Rule("host_pool_pressure", "tokens the host tier dropped or could not load back", serving_rules.host_pool_pressure),
     Rule("storage_failure", "pages the storage backend lost", serving_rules.storage_failure),
     Rule("low_reuse", "a hit ratio below 10 % with more tokens than the tiers hold", serving_rules.low_reuse),
-    Rule(
-        "settings_rewritten", "layout, I/O backend or page size changed by the server", serving_rules.settings_rewritten
-    ),
+    Rule("settings_rewritten", "layout, I/O backend or page size changed by the server", serving_rules.settings_rewritten),
 )
 _ORDER = {rule.cause: number for number, rule in enumerate(RULES)}
 _ROLES = ("cause", "contributing", "consequence")
@@ -205,7 +190,8 @@ def _with_roles(found: Iterable[Finding]) -> list[Finding]:
 def _explained(finding: Finding, present: Iterable[Rule], findings: Iterable[Finding]) -> bool:
     weights = {one.cause: one.weight for one in findings}
     return any(
-        finding.cause in rule.explains and _WEIGHTS.index(weights[rule.cause]) <= _WEIGHTS.index(finding.weight)
+        finding.cause in rule.explains
+        and _WEIGHTS.index(weights[rule.cause]) <= _WEIGHTS.index(finding.weight)
         for rule in present
     )
 

@@ -80,9 +80,7 @@ class Facts:
         found = []
         for log in self.kernel:
             if log.cgroup_limit_bytes is not None:
-                found.append(
-                    Amount(log.cgroup_limit_bytes, "the kernel's report", (Evidence.of(log.evidence["cgroup_limit"]),))
-                )
+                found.append(Amount(log.cgroup_limit_bytes, "the kernel's report", (Evidence.of(log.evidence["cgroup_limit"]),)))
         for sample in self.memory:
             if sample.cgroup_limit_bytes is not None:
                 found.append(Amount(sample.cgroup_limit_bytes, "memory samples", (Evidence.of(sample),)))
@@ -97,9 +95,7 @@ class Facts:
                 return Amount(sample.hugepages_free_bytes, "memory samples", (Evidence.of(sample),))
         for log in self.kernel:
             if log.hugepages_free_bytes:
-                return Amount(
-                    log.hugepages_free_bytes, "the kernel's report", (Evidence.of(log.evidence["hugepages"]),)
-                )
+                return Amount(log.hugepages_free_bytes, "the kernel's report", (Evidence.of(log.evidence["hugepages"]),))
         return None
 
     def lowest_left(self) -> Sample | None:
@@ -159,9 +155,7 @@ class RunFacts:
     @property
     def size_evidence(self) -> tuple[Evidence, ...]:
         """Where the size stands."""
-        return tuple(
-            Evidence(e.where.file, e.where.line, _argument_excerpt(e.text)) for e in self.run.of(ev.ServerArgs)
-        )[:1]
+        return tuple(Evidence(e.where.file, e.where.line, _argument_excerpt(e.text)) for e in self.run.of(ev.ServerArgs))[:1]
 
     @property
     def pool_evidence(self) -> tuple[Evidence, ...]:

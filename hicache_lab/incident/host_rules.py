@@ -178,9 +178,7 @@ def guard_refusal(seen: RunFacts) -> Iterator[Finding]:
         numbers = "No memory is left for the host tier after the reserve"
         remedy = "free host memory, or launch without --enable-hierarchical-cache"
     else:
-        numbers = (
-            f"The check before the allocation refused {format_gb(asked)} with {format_gb(free)} free ({', '.join(who)})"
-        )
+        numbers = f"The check before the allocation refused {format_gb(asked)} with {format_gb(free)} free ({', '.join(who)})"
         divides = seen.rule("guard_divides_by_ranks") is True
         fits = free if divides else (free - seen.reserve_bytes if asked <= free else free) // ranks
         if seen.run.host_pools and seen.run.host_pools[0].rank == first.rank:
@@ -284,15 +282,7 @@ def host_smaller_than_device(seen: RunFacts) -> Iterator[Finding]:
             "held by the host too, so a tier of this size keeps nothing that the device does not."
         )
         remedy = "--hicache-ratio 2 or more (or the same as --hicache-size), if the host has the memory"
-    yield Finding(
-        "host_smaller_than_device",
-        seen.run.index,
-        "high",
-        evidence,
-        text,
-        remedy,
-        "failure" if first.fatal else "degraded",
-    )
+    yield Finding("host_smaller_than_device", seen.run.index, "high", evidence, text, remedy, "failure" if first.fatal else "degraded")
 
 
 def power_of_two(seen: RunFacts) -> Iterator[Finding]:
@@ -330,11 +320,8 @@ def power_of_two(seen: RunFacts) -> Iterator[Finding]:
 
 
 def _stopped(seen: RunFacts) -> bool:
-    return (
-        bool(seen.run.host_pools)
-        and seen.run.milestone("ready") is None
-        and not seen.run.batches.decode
-        and (seen.run.milestone("shutdown") is None)
+    return bool(seen.run.host_pools) and seen.run.milestone("ready") is None and not seen.run.batches.decode and (
+        seen.run.milestone("shutdown") is None
     )
 
 
@@ -345,11 +332,7 @@ def container_limit(seen: RunFacts) -> Iterator[Finding]:
     headroom = [s for s in seen.run.of(ev.HostSizing) if s.cgroup_bytes is not None and s.host_bytes is not None]
     binding = [s for s in headroom if (s.cgroup_bytes or 0) < (s.host_bytes or 0)]
     refused = bool(_refusals(seen))
-    too_small = (
-        limit is not None
-        and (total is None or limit.bytes < total.bytes)
-        and seen.run.projected_host_bytes > limit.bytes
-    )
+    too_small = limit is not None and (total is None or limit.bytes < total.bytes) and seen.run.projected_host_bytes > limit.bytes
     if not kills and not too_small and not (binding and refused):
         return
     known = f" of {format_both(limit.bytes)}" if limit is not None else ""
@@ -367,11 +350,7 @@ def container_limit(seen: RunFacts) -> Iterator[Finding]:
     blind = seen.rule("guard_reads_cgroup") is False
     if blind:
         text += f" {seen.release} does not look at containers: its check compared with the whole host."
-    evidence = (
-        tuple(Evidence.of(e) for e in (*kills[:8], *binding[:4]))
-        + (limit.evidence if limit else ())
-        + seen.pool_evidence
-    )
+    evidence = tuple(Evidence.of(e) for e in (*kills[:8], *binding[:4])) + (limit.evidence if limit else ()) + seen.pool_evidence
     yield Finding(
         "container_limit",
         seen.run.index,
@@ -396,9 +375,7 @@ def hugepages(seen: RunFacts) -> Iterator[Finding]:
     refusals = [r for r in _refusals(seen) if r.requested_bytes is not None and r.free_bytes is not None]
     if reserved is None or reserved.bytes < _NOTICEABLE or not (refusals or seen.was_killed):
         return
-    evidence = (
-        reserved.evidence + tuple(Evidence.of(r) for r in refusals[:4]) + tuple(Evidence.of(k) for k in seen.kills[:4])
-    )
+    evidence = reserved.evidence + tuple(Evidence.of(r) for r in refusals[:4]) + tuple(Evidence.of(k) for k in seen.kills[:4])
     confidence: Confidence = "medium"
     missing = ""
     if refusals:

@@ -129,9 +129,7 @@ def _json_lines(path: str, lines: list[str]) -> Iterator[Sample]:
         sizes = {name: raw[name] for name in _SIZES if isinstance(raw.get(name), int)}
         if not sizes:
             continue
-        held = [
-            one for one in raw.get("processes", []) if isinstance(one, dict) and isinstance(one.get("rss_bytes"), int)
-        ]
+        held = [one for one in raw.get("processes", []) if isinstance(one, dict) and isinstance(one.get("rss_bytes"), int)]
         shares = tuple(
             ProcessShare(int(one.get("pid", 0)), str(one.get("name", "?"))[:64], one["rss_bytes"], one.get("pss_bytes"))
             for one in held
@@ -273,9 +271,7 @@ def _meminfo_sample(path: str, line: int, at: datetime | None, rows: dict[str, i
 def _named(path: str, line: int, at: datetime | None, sizes: dict[str, int], counts: dict[str, int]) -> Sample:
     page = sizes.get("Hugepagesize", 0)
     swap = sizes.get("SwapTotal", 0) - sizes.get("SwapFree", 0) if "SwapTotal" in sizes else None
-    shown = "  ".join(
-        f"{name} {counts[name]}" for name in ("MemTotal", "MemAvailable", "Shmem", "HugePages_Total") if name in counts
-    )
+    shown = "  ".join(f"{name} {counts[name]}" for name in ("MemTotal", "MemAvailable", "Shmem", "HugePages_Total") if name in counts)
     return Sample(
         where=Where(path, line),
         at=at,

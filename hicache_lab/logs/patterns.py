@@ -135,7 +135,9 @@ _RETRACT = {
     "#new_tokens_gained": "tokens_gained__int",
 }
 _RATIO = rf"(?:.*?#new_token_ratio: (?P<ratio_from__float>{N}) -> (?P<ratio_to__float>{N}))?"
-_WANTS = rf"(?:(?:.|\n)*?Requesting (?P<requested_bytes__gb>{N}) ?GB but only have (?P<free_bytes__gb>{N}) ?GB free)?"
+_WANTS = (
+    rf"(?:(?:.|\n)*?Requesting (?P<requested_bytes__gb>{N}) ?GB but only have (?P<free_bytes__gb>{N}) ?GB free)?"
+)
 _SMALL = (
     r"host (?:KV )?pool \((?P<host_tokens__int>\d+) tokens\) is smaller than the device pool "
     r"\((?P<device_tokens__int>\d+) tokens\)"
@@ -174,9 +176,7 @@ PATTERNS: tuple[Pattern, ...] = (
         words=("Load",),
     ),
     _step("weights_end", r"Load weight end", ("Load",), _WEIGHTS),
-    Pattern(
-        "kv.va_upper", ev.DevicePool, r"(?:\S+ )?KV Cache VA upper bound", _DEVICE, {"final": False}, ("KV", "*KV")
-    ),
+    Pattern("kv.va_upper", ev.DevicePool, r"(?:\S+ )?KV Cache VA upper bound", _DEVICE, {"final": False}, ("KV", "*KV")),
     Pattern("kv", ev.DevicePool, r"(?:(?P<pool>\S+) )?KV Cache is allocated", _DEVICE, words=("KV", "*KV"), lines=1),
     Pattern(
         "kv.post_capture",
@@ -217,25 +217,9 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern("capacity", ev.Capacity, r"max_total_num_tokens=", _CAPS, words=("max_total_num_tokens",), lines=1),
     Pattern("graph_failed.oom", ev.GpuOom, r"Capture (?:.*? )?graph failed:?.*?out of memory", words=("Capture",)),
-    Pattern(
-        "graph_failed",
-        ev.Failure,
-        r"Capture (?:.*? )?graph failed:? ?(?P<message>.*)",
-        const={"process": "graph capture"},
-        words=("Capture",),
-    ),
-    _step(
-        "graph_begin",
-        r"Capture (?:(?P<label>.+?) )?(?:cuda|cpu|npu|xpu|CUDA|CPU|NPU|XPU|musa) graph begin",
-        ("Capture",),
-        _GRAPH,
-    ),
-    _step(
-        "graph_end",
-        r"Capture (?:(?P<label>.+?) )?(?:cuda|cpu|npu|xpu|CUDA|CPU|NPU|XPU|musa) graph end",
-        ("Capture",),
-        _GRAPH,
-    ),
+    Pattern("graph_failed", ev.Failure, r"Capture (?:.*? )?graph failed:? ?(?P<message>.*)", const={"process": "graph capture"}, words=("Capture",)),
+    _step("graph_begin", r"Capture (?:(?P<label>.+?) )?(?:cuda|cpu|npu|xpu|CUDA|CPU|NPU|XPU|musa) graph begin", ("Capture",), _GRAPH),
+    _step("graph_end", r"Capture (?:(?P<label>.+?) )?(?:cuda|cpu|npu|xpu|CUDA|CPU|NPU|XPU|musa) graph end", ("Capture",), _GRAPH),
     _step("graph_sizes", r"Capture (?:\S+ )?graph bs (?P<batch_sizes__ints>\[[\d, ]*\])", ("Capture",), {}),
     _step(
         "timings",
@@ -247,19 +231,9 @@ PATTERNS: tuple[Pattern, ...] = (
             "scheduler_e2e": "scheduler_e2e_s__float",
         },
     ),
-    _step(
-        "tree_init",
-        r"Tree cache initialized",
-        ("Tree",),
-        {"impl": "impl__str", "hicache_attached": "hicache_attached__bool"},
-    ),
+    _step("tree_init", r"Tree cache initialized", ("Tree",), {"impl": "impl__str", "hicache_attached": "hicache_attached__bool"}),
     _step("ready", r"The server is fired up and ready to roll", ("The",), {}),
-    _step(
-        "shutdown",
-        r"(?:SIGTERM received|Gracefully exiting|INFO:     Shutting down)",
-        ("SIGTERM", "Gracefully", "INFO"),
-        {},
-    ),
+    _step("shutdown", r"(?:SIGTERM received|Gracefully exiting|INFO:     Shutting down)", ("SIGTERM", "Gracefully", "INFO"), {}),
     # host pools
     _host("host.kv", r"hierarchical KV cache\b", "kv", lines=1),
     Pattern(
@@ -276,34 +250,11 @@ PATTERNS: tuple[Pattern, ...] = (
     _host("host.v4", r"(?P<pool>V4 (?:paged|state) pool '[^']*')", "v4"),
     _host("host.other", r"(?P<pool>[^.(\n]{3,60}?)(?=[.(]|$)", "other"),
     Pattern("host.refused", ev.HostRefusal, rf"Not enough host memory available\b{_WANTS}", words=("Not",), lines=1),
-    Pattern(
-        "host.offload",
-        ev.HostPressure,
-        r"Not enough host memory for request (?P<rid>\S+)",
-        {},
-        {"name": "offload"},
-        ("Not",),
-    ),
-    Pattern(
-        "host.refused.side",
-        ev.HostRefusal,
-        rf"Not enough host memory for (?P<pool>[^.\n]+?)\.{_WANTS}",
-        words=("Not",),
-        lines=1,
-    ),
-    Pattern(
-        "host.none_left", ev.HostRefusal, r"No host memory is left for HiCache", const={"pool": "all"}, words=("No",)
-    ),
-    Pattern(
-        "host.assert",
-        ev.HostSmaller,
-        r"The host memory should be larger than the device memory",
-        const={"fatal": True},
-        words=("The",),
-    ),
-    Pattern(
-        "host.small.label", ev.HostSmaller, rf"HiCache (?P<pool>(?!host )\S+) {_SMALL}", words=("HiCache",), lines=1
-    ),
+    Pattern("host.offload", ev.HostPressure, r"Not enough host memory for request (?P<rid>\S+)", {}, {"name": "offload"}, ("Not",)),
+    Pattern("host.refused.side", ev.HostRefusal, rf"Not enough host memory for (?P<pool>[^.\n]+?)\.{_WANTS}", words=("Not",), lines=1),
+    Pattern("host.none_left", ev.HostRefusal, r"No host memory is left for HiCache", const={"pool": "all"}, words=("No",)),
+    Pattern("host.assert", ev.HostSmaller, r"The host memory should be larger than the device memory", const={"fatal": True}, words=("The",)),
+    Pattern("host.small.label", ev.HostSmaller, rf"HiCache (?P<pool>(?!host )\S+) {_SMALL}", words=("HiCache",), lines=1),
     Pattern("host.small", ev.HostSmaller, rf"HiCache {_SMALL}", words=("HiCache",), lines=1),
     Pattern(
         "host.auto",
@@ -356,14 +307,7 @@ PATTERNS: tuple[Pattern, ...] = (
         const={"setting": "--page-size"},
     ),
     # host tier at work
-    Pattern(
-        "host.drop",
-        ev.HostPressure,
-        r"write_back: .{0,40}?dropped without backup(?:.*?node (?P<node__int>\d+))?",
-        {},
-        {"name": "dropped"},
-        ("write_back",),
-    ),
+    Pattern("host.drop", ev.HostPressure, r"write_back: .{0,40}?dropped without backup(?:.*?node (?P<node__int>\d+))?", {}, {"name": "dropped"}, ("write_back",)),
     Pattern(
         "host.load_back",
         ev.HostPressure,
@@ -372,22 +316,8 @@ PATTERNS: tuple[Pattern, ...] = (
         {"name": "load_back_failed"},
         ("load_back",),
     ),
-    Pattern(
-        "l3.discard",
-        ev.Storage,
-        r"HiCache hybrid prefetch discarded",
-        _PREFETCH,
-        {"name": "prefetch_discarded"},
-        ("HiCache",),
-    ),
-    Pattern(
-        "l3.prefetch",
-        ev.Storage,
-        r"HiCache prefetch (?P<state>\w+) req=",
-        _PREFETCH,
-        {"name": "prefetch"},
-        ("HiCache",),
-    ),
+    Pattern("l3.discard", ev.Storage, r"HiCache hybrid prefetch discarded", _PREFETCH, {"name": "prefetch_discarded"}, ("HiCache",)),
+    Pattern("l3.prefetch", ev.Storage, r"HiCache prefetch (?P<state>\w+) req=", _PREFETCH, {"name": "prefetch"}, ("HiCache",)),
     Pattern(
         "l3.prefetch_failed",
         ev.Storage,
@@ -395,13 +325,7 @@ PATTERNS: tuple[Pattern, ...] = (
         const={"name": "prefetch_failed"},
         words=("Prefetch",),
     ),
-    Pattern(
-        "l3.write_failed",
-        ev.Storage,
-        r"Write page to storage: (?P<pages__int>\d+) pages failed",
-        const={"name": "write_failed"},
-        words=("Write",),
-    ),
+    Pattern("l3.write_failed", ev.Storage, r"Write page to storage: (?P<pages__int>\d+) pages failed", const={"name": "write_failed"}, words=("Write",)),
     Pattern(
         "l3.backup",
         ev.Storage,
@@ -411,13 +335,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     # pressure on the device pool
     Pattern("retract.old", ev.Retraction, rf"Decode out of memory happened{_RATIO}", _RETRACT, words=("Decode",)),
-    Pattern(
-        "retract",
-        ev.Retraction,
-        rf"(?:Testing retraction\. )?KV cache pool is full\. Retract requests{_RATIO}",
-        _RETRACT,
-        words=("KV", "Testing"),
-    ),
+    Pattern("retract", ev.Retraction, rf"(?:Testing retraction\. )?KV cache pool is full\. Retract requests{_RATIO}", _RETRACT, words=("KV", "Testing")),
     Pattern(
         "shortage",
         ev.TokenShortage,
@@ -426,20 +344,8 @@ PATTERNS: tuple[Pattern, ...] = (
         words=("Decode", "Prefill"),
         lines=4,
     ),
-    Pattern(
-        "shortage.last",
-        ev.TokenShortage,
-        r"Out of memory even after retracting",
-        const={"phase": "last"},
-        words=("Out",),
-    ),
-    Pattern(
-        "shortage.start",
-        ev.TokenShortage,
-        r"(?:Not enough memory\. Please try to increase --mem-fraction-static|Loaded weights leave no GPU memory for the KV cache)",
-        const={"phase": "start"},
-        words=("Not", "Loaded"),
-    ),
+    Pattern("shortage.last", ev.TokenShortage, r"Out of memory even after retracting", const={"phase": "last"}, words=("Out",)),
+    Pattern("shortage.start", ev.TokenShortage, r"(?:Not enough memory\. Please try to increase --mem-fraction-static|Loaded weights leave no GPU memory for the KV cache)", const={"phase": "start"}, words=("Not", "Loaded")),
     Pattern("queue_full", ev.Turned, r"The request queue is full", const={"name": "queue_full"}, words=("The",)),
     Pattern(
         "input_long",
@@ -457,12 +363,7 @@ PATTERNS: tuple[Pattern, ...] = (
         ("Cache",),
     ),
     # failures
-    Pattern(
-        "process_exception",
-        ev.Failure,
-        r"(?P<process>Scheduler|TokenizerManager|DetokenizerManager|DataParallelController) hit an exception",
-        words=("Scheduler", "TokenizerManager", "DetokenizerManager", "DataParallelController"),
-    ),
+    Pattern("process_exception", ev.Failure, r"(?P<process>Scheduler|TokenizerManager|DetokenizerManager|DataParallelController) hit an exception", words=("Scheduler", "TokenizerManager", "DetokenizerManager", "DataParallelController")),
     Pattern(
         "watchdog",
         ev.Stall,
@@ -477,9 +378,7 @@ PATTERNS: tuple[Pattern, ...] = (
         const={"name": "health_check"},
         words=("Health",),
     ),
-    Pattern(
-        "sigquit", ev.Stall, r"Received sigquit from a child proces+", const={"name": "sigquit"}, words=("Received",)
-    ),
+    Pattern("sigquit", ev.Stall, r"Received sigquit from a child proces+", const={"name": "sigquit"}, words=("Received",)),
     Pattern(
         "dead",
         ev.ProcessDeath,
@@ -556,9 +455,7 @@ PATTERNS: tuple[Pattern, ...] = (
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NESTED = re.compile(r"^(?:\[[^\]\n]{0,80}\] ?){1,6}(?:>>> )?")
-_EXCEPTION = re.compile(
-    r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure)|Exception)(?:: ?(.*))?$", re.S
-)
+_EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure)|Exception)(?:: ?(.*))?$", re.S)
 MARKS = " \t>`'\"*|"
 
 

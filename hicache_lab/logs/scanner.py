@@ -156,65 +156,26 @@ def _scan(
             ok = q + 16 < n and b[q] == 93 and b[q + 1] == 32 and (q == first or b[first] == 32)
             if ok:
                 m = q + 2
-                if (
-                    b[m] == 68
-                    and b[m + 1] == 101
-                    and b[m + 2] == 99
-                    and b[m + 3] == 111
-                    and b[m + 4] == 100
-                    and b[m + 5] == 101
-                ):
+                if b[m] == 68 and b[m + 1] == 101 and b[m + 2] == 99 and b[m + 3] == 111 and b[m + 4] == 100 and b[m + 5] == 101:
                     kind, m = 0, m + 6
-                elif (
-                    b[m] == 80
-                    and b[m + 1] == 114
-                    and b[m + 2] == 101
-                    and b[m + 3] == 102
-                    and b[m + 4] == 105
-                    and b[m + 5] == 108
-                    and b[m + 6] == 108
-                ):
+                elif b[m] == 80 and b[m + 1] == 114 and b[m + 2] == 101 and b[m + 3] == 102 and b[m + 4] == 105 and b[m + 5] == 108 and b[m + 6] == 108:
                     kind, m = 1, m + 7
                 else:
                     ok = False
-                    if (
-                        b[m] == 73
-                        and b[m + 1] == 78
-                        and b[m + 2] == 70
-                        and b[m + 3] == 79
-                        and b[m + 4] == 58
-                        and q == first
-                    ):
+                    if b[m] == 73 and b[m + 1] == 78 and b[m + 2] == 70 and b[m + 3] == 79 and b[m + 4] == 58 and q == first:
                         # an access line that ends in 200 OK is only counted
                         e = m
                         clean = True
                         while e < n and b[e] != 10:
                             clean = clean and b[e] != 13 and b[e] != 91
                             e += 1
-                        if (
-                            clean
-                            and e < n
-                            and b[e - 1] == 75
-                            and b[e - 2] == 79
-                            and b[e - 4] == 48
-                            and b[e - 5] == 48
-                            and b[e - 6] == 50
-                            and b[e - 8] == 34
-                        ):
+                        if clean and e < n and b[e - 1] == 75 and b[e - 2] == 79 and b[e - 4] == 48 and b[e - 5] == 48 and b[e - 6] == 50 and b[e - 8] == 34:
                             counts[8] += 1
                             line += 1
                             i = e + 1
                             continue
                 if ok:
-                    ok = (
-                        m + 8 < n
-                        and b[m] == 32
-                        and b[m + 1] == 98
-                        and b[m + 2] == 97
-                        and b[m + 3] == 116
-                        and b[m + 4] == 99
-                        and b[m + 5] == 104
-                    )
+                    ok = m + 8 < n and b[m] == 32 and b[m + 1] == 98 and b[m + 2] == 97 and b[m + 3] == 116 and b[m + 4] == 99 and b[m + 5] == 104
             if ok:
                 at = _slot(tag_table, h)
                 if tag_table[at] == 0:
@@ -268,21 +229,12 @@ def _scan(
                     while q < n and q - first < 48:
                         c = b[q]
                         if c == 58 or not (
-                            c == 32
-                            or c == 35
-                            or c == 40
-                            or c == 41
-                            or 45 <= c <= 57
-                            or c == 95
-                            or 65 <= c <= 90
-                            or 97 <= c <= 122
+                            c == 32 or c == 35 or c == 40 or c == 41 or 45 <= c <= 57 or c == 95 or 65 <= c <= 90 or 97 <= c <= 122
                         ):
                             break
                         h = (h ^ np.uint64(c)) * prime
                         q += 1
-                    if not (
-                        q + 2 < n and q > first and b[q] == 58 and b[q + 1] == 32 and b[first] != 32 and b[q - 1] != 32
-                    ):
+                    if not (q + 2 < n and q > first and b[q] == 58 and b[q + 1] == 32 and b[first] != 32 and b[q - 1] != 32):
                         ok = False
                         break
                     q += 2
@@ -291,14 +243,7 @@ def _scan(
                 value = 0.0
                 if b[q] == 84 and q + 4 < n and b[q + 1] == 114 and b[q + 2] == 117 and b[q + 3] == 101:
                     value, q = 1.0, q + 4
-                elif (
-                    b[q] == 70
-                    and q + 5 < n
-                    and b[q + 1] == 97
-                    and b[q + 2] == 108
-                    and b[q + 3] == 115
-                    and b[q + 4] == 101
-                ):
+                elif b[q] == 70 and q + 5 < n and b[q + 1] == 97 and b[q + 2] == 108 and b[q + 3] == 115 and b[q + 4] == 101:
                     value, q = 0.0, q + 5
                 else:
                     negative = b[q] == 45
@@ -437,9 +382,7 @@ class Rows:
             return self
         cut = slice(begin, end)
         values = {name: column[cut] for name, column in self.values.items()}
-        return Rows(
-            self.line[cut], self.at_ms[cut], self.tag[cut], self.iteration[cut], self.fresh[cut], values, self.full
-        )
+        return Rows(self.line[cut], self.at_ms[cut], self.tag[cut], self.iteration[cut], self.fresh[cut], values, self.full)
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,9 @@ class _Cast:
         """The next reply, which must begin with ``word``; empty when the process has been killed."""
         assert process.stdout is not None
         if not select.select([process.stdout], [], [], DEADLINE_SECONDS)[0]:
-            raise HostError(f"a replayed rank did not answer for {DEADLINE_SECONDS:.0f} s; the machine is too busy")
+            raise HostError(
+                f"a replayed rank did not answer for {DEADLINE_SECONDS:.0f} s; the machine is too busy"
+            )
         words = process.stdout.readline().decode().split()
         if not words and process.wait() == -signal.SIGKILL:
             return []
@@ -238,7 +240,9 @@ class _Cast:
         waiting = sorted(self.actors, key=lambda actor: (actor.arrival, actor.number))
         while True:
             if time.monotonic() > deadline:
-                raise HostError(f"the replay did not end within {DEADLINE_SECONDS:.0f} s; the machine is too busy")
+                raise HostError(
+                    f"the replay did not end within {DEADLINE_SECONDS:.0f} s; the machine is too busy"
+                )
             if waiting and self.now() >= waiting[0].arrival / NS:
                 due = [actor for actor in waiting if actor.arrival == waiting[0].arrival]
                 waiting = waiting[len(due) :]
@@ -359,7 +363,9 @@ class _KernelLog:
             while record := os.read(self._fd, 8192):
                 text = record.decode(errors="replace").split(";", 1)[-1].splitlines()[0]
                 if (text.startswith("oom-kill:") and group_name in text) or (
-                    text.startswith("Memory cgroup out of memory") and found and f" {_pid(found[-1])} " in text
+                    text.startswith("Memory cgroup out of memory")
+                    and found
+                    and f" {_pid(found[-1])} " in text
                 ):
                     found.append(text)
         except BlockingIOError:  # the end

@@ -13,7 +13,9 @@ Fate = Literal["survived", "refused", "oom_killed", "stopped"]
 Outcome = Literal["fits", "refused", "oom"]
 Order = Literal["rank", "reversed", "random"]
 
-NS = 10**9  # the models count time in whole nanoseconds, so the same seed gives the same story on every machine
+NS = (
+    10**9
+)  # the models count time in whole nanoseconds, so the same seed gives the same story on every machine
 
 
 @dataclass(frozen=True)

@@ -128,9 +128,7 @@ def escape_markdown(text: str) -> str:
 
 
 def _controls(text: str) -> str:
-    return "".join(
-        char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text.replace("\t", " ")
-    )
+    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text.replace("\t", " "))
 
 
 def _fence(text: str) -> str:

@@ -110,8 +110,7 @@ def postmortem(
         memory=[*series, *memory],
         host_ram_bytes=host_ram_bytes or _stated(case, "host_ram_gb"),
         available_bytes=available_bytes,
-        release=release
-        or (str(case.facts["sglang_version"].value) if case and "sglang_version" in case.facts else None),
+        release=release or (str(case.facts["sglang_version"].value) if case and "sglang_version" in case.facts else None),
         stated_by="incident.json" if case and host_ram_bytes is None else "stated",
     )
     diagnosis = diagnose(facts)
@@ -132,11 +131,7 @@ def postmortem(
         why_no_answer=why,
         files=tuple(
             (Path(path).name, what)
-            for what, paths_of in (
-                ("server log", logs),
-                ("kernel log", [*kernels, *kernel_logs]),
-                ("memory series", [*series, *memory]),
-            )
+            for what, paths_of in (("server log", logs), ("kernel log", [*kernels, *kernel_logs]), ("memory series", [*series, *memory]))
             for path in paths_of
         ),
     )
@@ -159,26 +154,13 @@ def _files(given: list[str], case: Case | None) -> tuple[list[str], list[str], l
     if case is not None:
         found = {kind: str(path) for kind, path in case.files.items() if path.exists()}
         if "server_log" not in found:
-            raise InputError(
-                f"{case.folder}: the incident has no server log; files.server_log in incident.json names it"
-            )
+            raise InputError(f"{case.folder}: the incident has no server log; files.server_log in incident.json names it")
         return [found["server_log"]], *([found[kind]] if kind in found else [] for kind in ("kernel_log", "memory"))
     if len(given) == 1 and Path(given[0]).is_dir():
         names = sorted(path for path in Path(given[0]).iterdir() if path.is_file() and not path.name.startswith("."))
-        kernels = [
-            str(p) for p in names if any(word in p.name.lower() for word in ("kernel", "dmesg", "kern.log", "journal"))
-        ]
-        series = [
-            str(p)
-            for p in names
-            if any(word in p.name.lower() for word in ("memory", "meminfo", "vmstat", "free", "watch"))
-            or p.suffix == ".csv"
-        ]
-        logs = [
-            str(p)
-            for p in names
-            if str(p) not in (*kernels, *series) and any(s in p.name for s in (".log", ".txt", ".out"))
-        ]
+        kernels = [str(p) for p in names if any(word in p.name.lower() for word in ("kernel", "dmesg", "kern.log", "journal"))]
+        series = [str(p) for p in names if any(word in p.name.lower() for word in ("memory", "meminfo", "vmstat", "free", "watch")) or p.suffix == ".csv"]
+        logs = [str(p) for p in names if str(p) not in (*kernels, *series) and any(s in p.name for s in (".log", ".txt", ".out"))]
         if not logs:
             raise InputError(f"{given[0]}: no server log in this folder; name the log file itself")
         return logs, kernels, series
@@ -233,12 +215,7 @@ def _head(post: Postmortem, document: Document) -> None:
     times = [at for run in runs for at in (run.first, run.last) if at is not None]
     first = post.diagnosis.first
     rows = [
-        (
-            "when",
-            f"{min(times):%Y-%m-%d %H:%M:%S} – {max(times):%H:%M:%S} ({post.timezone}, as printed)"
-            if times
-            else "the logs carry no time",
-        ),
+        ("when", f"{min(times):%Y-%m-%d %H:%M:%S} – {max(times):%H:%M:%S} ({post.timezone}, as printed)" if times else "the logs carry no time"),
         ("root cause", f"{first.cause} ({first.confidence} confidence)" if first else "none found"),
         ("release", _release(post)),
         ("files", "; ".join(f"{name} ({what}, {post.origin})" for name, what in post.files)),
@@ -295,18 +272,12 @@ def _impact(post: Postmortem, document: Document) -> None:
         if run.batches.prefill or run.batches.decode:
             state = f"served {run.batches.prefill:,} prefill and {run.batches.decode:,} decode batches"
         ended = len(seen.kills) or len(seen.deaths)
-        rows.append(
-            (str(run.index), state, f"{ended} killed" if ended else "none killed", f"{run.counts['retraction']}")
-        )
+        rows.append((str(run.index), state, f"{ended} killed" if ended else "none killed", f"{run.counts['retraction']}"))
     document.add(Table(("launch", "state", "processes", "retractions"), tuple(rows)))
     low = post.facts.lowest_left()
     if low is not None and low.left_bytes is not None:
         used = f", {format_gb(low.in_use_bytes)} in use" if low.in_use_bytes is not None else ""
-        document.add(
-            Paragraph(
-                f"Least memory left: {format_gb(low.left_bytes)}{used} ({post.origin}, {Path(low.where.file).name}:{low.where.line})."
-            )
-        )
+        document.add(Paragraph(f"Least memory left: {format_gb(low.left_bytes)}{used} ({post.origin}, {Path(low.where.file).name}:{low.where.line})."))
     document.add(Room("Who was affected, for how long, and what it cost:"))
 
 
@@ -356,9 +327,7 @@ def _cause(post: Postmortem, document: Document) -> None:
         document.add(Heading("The arithmetic", 3), Table(("what", "amount", "from"), rows))
     if post.answer is not None:
         document.add(
-            Paragraph(
-                "What the check and the host see, computed from the launch line by the same rules as hicache-lab preflight:"
-            ),
+            Paragraph("What the check and the host see, computed from the launch line by the same rules as hicache-lab preflight:"),
             Code(explain(post.answer, post.advice)),
         )
 
@@ -373,9 +342,7 @@ def _arithmetic(seen: RunFacts, origin: str) -> tuple[tuple[str, str, str], ...]
     elif seen.run.host_pools:
         rows.append(("asked by all ranks shown", format_both(seen.run.host_bytes), f"log, {origin}"))
         if seen.run.projected_host_bytes != seen.run.host_bytes:
-            rows.append(
-                ("asked by all", format_both(seen.run.projected_host_bytes), "computed: ranks not shown taken alike")
-            )
+            rows.append(("asked by all", format_both(seen.run.projected_host_bytes), "computed: ranks not shown taken alike"))
     for refusal in list(seen.run.of(ev.HostRefusal))[:1]:
         if refusal.requested_bytes is not None and refusal.free_bytes is not None:
             text = f"{format_gb(refusal.requested_bytes)} asked, {format_gb(refusal.free_bytes)} free"
@@ -407,44 +374,29 @@ def _factors(post: Postmortem, document: Document) -> None:
     rest = [finding for finding in post.diagnosis.findings[1:]]
     if rest:
         document.add(Table(("what", "role", "explanation"), tuple((f.cause, f.role, f.explanation) for f in rest)))
-    document.add(
-        Room("How the people involved came to believe what they believed (documentation, help texts, habits):")
-    )
+    document.add(Room("How the people involved came to believe what they believed (documentation, help texts, habits):"))
 
 
 def _caught(post: Postmortem, document: Document) -> None:
     document.add(Heading("What would have caught it"))
     if post.answer is None:
-        document.add(
-            Paragraph(f"hicache-lab preflight, before the launch. It cannot be shown here: {post.why_no_answer}.")
-        )
+        document.add(Paragraph(f"hicache-lab preflight, before the launch. It cannot be shown here: {post.why_no_answer}."))
         return
     question, config = post.answer.question, post.answer.question.config
     words = ["hicache-lab", "preflight", "--sglang-version", str(config.sglang_version)]
     if question.host is not None:
-        words += [
-            "--host-ram",
-            f"{question.host.total_bytes / GB:g}GB",
-            "--available",
-            f"{question.host.available_bytes / GB:g}GB",
-        ]
+        words += ["--host-ram", f"{question.host.total_bytes / GB:g}GB", "--available", f"{question.host.available_bytes / GB:g}GB"]
     if question.overhead_bytes:
         words += ["--overhead", f"{question.overhead_bytes / GB:g}GB"]
     if question.device.tokens:
         words += ["--device-tokens", str(question.device.tokens)]
     document.add(
-        Paragraph(
-            f"One command before the launch. It answers {post.answer.verdict}; exit code 3 stops a start script:"
-        ),
+        Paragraph(f"One command before the launch. It answers {post.answer.verdict}; exit code 3 stops a start script:"),
         Code(" ".join(shlex.quote(word) for word in words) + f" \\\n    -- {post.line}"),
     )
     since = first_release_with("guard_divides_by_ranks", True)
     if not question.rules.guard_divides_by_ranks:
-        document.add(
-            Paragraph(
-                f"A server of {since} or later refuses such a launch by itself: its check divides by the ranks on the host."
-            )
-        )
+        document.add(Paragraph(f"A server of {since} or later refuses such a launch by itself: its check divides by the ranks on the host."))
 
 
 def _actions(post: Postmortem, document: Document) -> None:
@@ -452,14 +404,7 @@ def _actions(post: Postmortem, document: Document) -> None:
     causes = [finding for finding in post.diagnosis.findings if finding.role != "consequence"]
     rows = [(f"{number}", remedy, "…", "…") for number, remedy in enumerate(_remedies(causes), 1)]
     rows.append((f"{len(rows) + 1}", "run hicache-lab preflight in the start script, before the server", "…", "…"))
-    rows.append(
-        (
-            f"{len(rows) + 1}",
-            "keep a memory series for the next time: hicache-lab watch --sglang --output watch.jsonl",
-            "…",
-            "…",
-        )
-    )
+    rows.append((f"{len(rows) + 1}", "keep a memory series for the next time: hicache-lab watch --sglang --output watch.jsonl", "…", "…"))
     document.add(Table(("", "what", "who", "until"), tuple(rows)))
     if post.answer is not None and post.advice is not None:
         config = parse_launch(post.line) if post.case is not None and post.line else post.answer.question.config
@@ -484,17 +429,11 @@ def _remedies(findings: Iterable[Finding]) -> list[str]:
 
 def _levers(case: Case, document: Document) -> None:
     """Other ways to the goal: a postmortem that only resizes the host pool has not looked at all of them."""
-    rows = [
-        (lever.flag, lever.since, f"{lever.device_tokens:,}" if lever.device_tokens else "–", lever.what)
-        for lever in levers(case)
-    ]
+    rows = [(lever.flag, lever.since, f"{lever.device_tokens:,}" if lever.device_tokens else "–", lever.what) for lever in levers(case)]
     document.add(Heading("Other levers", 3), Table(("flag", "since", "device tokens", "what it does"), tuple(rows)))
     if (case.folder / "claims.json").exists():
         claims = tuple((str(result.step), result.claim, result.status, result.recomputed) for result in audit(case))
-        document.add(
-            Heading("Conclusions of the time, computed again", 3),
-            Table(("step", "claim", "status", "recomputed"), claims),
-        )
+        document.add(Heading("Conclusions of the time, computed again", 3), Table(("step", "claim", "status", "recomputed"), claims))
 
 
 def _unknown(post: Postmortem, document: Document) -> None:
@@ -513,9 +452,7 @@ def _unknown(post: Postmortem, document: Document) -> None:
         items.append(f"assumed, because nobody said: {', '.join(assumed)}")
     document.add(Bullets(tuple(items) or ("nothing that the rules ask for",)))
     missing = tuple((cause, looks_for) for cause, looks_for in post.diagnosis.not_found())
-    document.add(
-        Paragraph("Looked for in these files and not found:"), Table(("cause", "what would have shown it"), missing)
-    )
+    document.add(Paragraph("Looked for in these files and not found:"), Table(("cause", "what would have shown it"), missing))
     document.add(Room("Open questions:"))
 
 

@@ -97,8 +97,7 @@ def eras() -> tuple[Era, ...]:
         rules = rules_for(release)
         by_name.setdefault(rules.era, []).append(rules)
     return tuple(
-        Era(name, tuple(rules.version for rules in members), rule_facts(members[0]))
-        for name, members in by_name.items()
+        Era(name, tuple(rules.version for rules in members), rule_facts(members[0])) for name, members in by_name.items()
     )
 
 

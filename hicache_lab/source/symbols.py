@@ -201,7 +201,11 @@ def _leaves(body: list[ast.stmt]) -> bool:
 
 def _merge(scope: Scope, statement: ast.If, sides: list[Scope]) -> None:
     """After an ``if``: a name that differs by branch becomes ``choice(then, else)``."""
-    staying = [side for side, body in zip(sides, (statement.body, statement.orelse), strict=True) if not _leaves(body)]
+    staying = [
+        side
+        for side, body in zip(sides, (statement.body, statement.orelse), strict=True)
+        if not _leaves(body)
+    ]
     if len(staying) == 1:
         scope.names, scope.origin = staying[0].names, staying[0].origin
         return

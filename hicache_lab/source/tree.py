@@ -221,9 +221,7 @@ def _wheel(path: Path) -> Tree:
         with zipfile.ZipFile(path) as archive:
             infos = [info for info in archive.infolist() if _wanted(info.filename)]
             if sum(info.file_size for info in infos) > MAX_TREE_BYTES:
-                raise InputError(
-                    f"{path}: unpacks to more than {MAX_TREE_BYTES // MIB} MiB of Python; not a wheel of SGLang"
-                )
+                raise InputError(f"{path}: unpacks to more than {MAX_TREE_BYTES // MIB} MiB of Python; not a wheel of SGLang")
             contents = {info.filename: archive.read(info) for info in infos if info.file_size <= MAX_FILE_BYTES}
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
         raise InputError(f"{path}: cannot be unpacked: {error}") from None
