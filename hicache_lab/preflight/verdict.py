@@ -428,7 +428,9 @@ def _assess_resolved(question: Question, resolution: Resolution, config: LaunchC
         stages = _stage_pools(planners, ratio, size_gb)
     except LaunchFailure as failure:
         kind: Verdict = "ASSERT" if failure.kind == "AssertionError" else "REFUSED"
-        refusal = Refusal("--hicache-size" if size_gb > 0 else "--hicache-ratio", failure.kind, failure.message)
+        of_model = any(failure is planner.refusal for planner in planners)
+        flag = "--model-path" if of_model else "--hicache-size" if size_gb > 0 else "--hicache-ratio"
+        refusal = Refusal(flag, failure.kind, failure.message)
         return Answer(question, kind, refusal=refusal, warnings=tuple(_warnings(asked, ())), notes=tuple(notes))
     ranks = _on_one_host(question, stages)
     answer = Answer(
