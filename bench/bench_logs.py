@@ -105,7 +105,9 @@ def child(method: str, path: str) -> None:
 def grep(path: str) -> float:
     """Seconds of ``grep -c`` (into a pipe: with /dev/null as its output GNU grep stops at the first match)."""
     begun = time.perf_counter()
-    subprocess.run(["grep", "-c", "Decode batch", path], check=True, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"})
+    subprocess.run(
+        ["grep", "-c", "Decode batch", path], check=True, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"}
+    )
     return time.perf_counter() - begun
 
 

@@ -140,7 +140,10 @@ def test_boilerplate_about_oom_is_not_a_kill(tmp_path: Path, code: int) -> None:
 
 
 def test_number_of_a_kill_may_be_137(tmp_path: Path) -> None:
-    line = AT.format(9, "TP0") + "Subprocess scheduler_3 (pid=4242) crashed with exit code 137. Triggering SIGQUIT for cleanup..."
+    line = (
+        AT.format(9, "TP0")
+        + "Subprocess scheduler_3 (pid=4242) crashed with exit code 137. Triggering SIGQUIT for cleanup..."
+    )
     assert ("kernel_oom_kill", "cause") in found(server(tmp_path, line))
 
 
@@ -254,7 +257,10 @@ def test_consequences_come_after_their_cause(tmp_path: Path) -> None:
 
 def test_low_reuse_needs_more_tokens_than_the_tiers(tmp_path: Path) -> None:
     prefill = "Prefill batch, #new-seq: 1, #new-token: {}, #cached-token: {}, token usage: 0.50, #running-req: 1, #queue-req: 0"
-    head = [AT.format(1, "TP0") + "max_total_num_tokens=1000, context_len=4096, available_gpu_mem=6.10 GB", pool("TP0", 1)]
+    head = [
+        AT.format(1, "TP0") + "max_total_num_tokens=1000, context_len=4096, available_gpu_mem=6.10 GB",
+        pool("TP0", 1),
+    ]
     cold = [AT.format(10, "TP0") + prefill.format(500, 5) for _ in range(60)]
     warm = [AT.format(10, "TP0") + prefill.format(500, 500) for _ in range(60)]
     assert found(server(tmp_path, *head, *cold, args="tp_size=1")) == [("low_reuse", "cause")]
@@ -343,7 +349,9 @@ def test_watch_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_timeline_of_the_seed_is_in_order() -> None:
-    facts = gather([str(SEED / "server.log")], kernel_logs=[str(SEED / "kernel.log")], memory=[str(SEED / "memory.csv")])
+    facts = gather(
+        [str(SEED / "server.log")], kernel_logs=[str(SEED / "kernel.log")], memory=[str(SEED / "memory.csv")]
+    )
     moments = timeline(facts)
     timed = [m.at for m in moments if m.at is not None]
     assert timed == sorted(timed)
@@ -354,7 +362,11 @@ def test_timeline_of_the_seed_is_in_order() -> None:
 
 
 def test_terminal_escapes_in_a_log_are_shown_not_obeyed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = server(tmp_path, AT.format(5, "TP0") + "Scheduler hit an exception: Traceback (most recent call last):", "KeyError: '\x1b]0;owned\x07\x9b2J'")
+    log = server(
+        tmp_path,
+        AT.format(5, "TP0") + "Scheduler hit an exception: Traceback (most recent call last):",
+        "KeyError: '\x1b]0;owned\x07\x9b2J'",
+    )
     assert main(["diagnose", log]) == 3
     out = capsys.readouterr().out
     assert "\x1b" not in out

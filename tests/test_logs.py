@@ -147,8 +147,12 @@ def test_catalogue_example_gives_one_event_with_its_values(row: dict[str, Any]) 
             assert value_of(event, "pool") == expected
         else:
             attribute, factor = NAMES.get(name, (name, 1))
-            attribute = {(ev.Rewrite, "layout"): "value", (ev.Stall, "seconds"): "timeout_s"}.get((type(event), name), attribute)
-            if isinstance(event, ev.Retraction | ev.HostPressure | ev.Storage | ev.TokenShortage) and hasattr(event, name):
+            attribute = {(ev.Rewrite, "layout"): "value", (ev.Stall, "seconds"): "timeout_s"}.get(
+                (type(event), name), attribute
+            )
+            if isinstance(event, ev.Retraction | ev.HostPressure | ev.Storage | ev.TokenShortage) and hasattr(
+                event, name
+            ):
                 attribute = name
             got = value_of(event, attribute)
             if isinstance(expected, list):
@@ -284,7 +288,9 @@ def test_docker_json_and_cri_parts_are_joined() -> None:
 
 
 def test_look_alikes_are_not_batch_lines() -> None:
-    (event,) = parse("[2026-01-02 03:04:05 TP0] Cache not flushed because there are pending requests. #queue-req: 2, #running-req: 7")
+    (event,) = parse(
+        "[2026-01-02 03:04:05 TP0] Cache not flushed because there are pending requests. #queue-req: 2, #running-req: 7"
+    )
     assert isinstance(event, ev.Turned)
     for line in (
         "we saw #queue-req: 2, #running-req: 7 in the log and token usage: 0.9",
@@ -370,11 +376,15 @@ def test_follow_reads_a_growing_and_a_replaced_file(tmp_path: Path) -> None:
 
 
 def test_arguments_of_a_cut_or_hostile_line() -> None:
-    (event,) = parse("[2026-01-02 03:04:05] server_args=ServerArgs(model_path='m', extra='{\"a\": [1, 2], \"tp_size\": 9}', tp_size=8, x=<Foo>, y=inf, hicache_siz")
+    (event,) = parse(
+        "[2026-01-02 03:04:05] server_args=ServerArgs(model_path='m', extra='{\"a\": [1, 2], \"tp_size\": 9}', tp_size=8, x=<Foo>, y=inf, hicache_siz"
+    )
     assert isinstance(event, ev.ServerArgs)
     assert event.args["tp_size"] == 8
     assert event.args["model_path"] == "m"
-    (event,) = parse("[2026-01-02 03:04:05] server_args=ServerArgs(api_key='sk-secret', tp_size=2, x=__import__('os').system('true'))")
+    (event,) = parse(
+        "[2026-01-02 03:04:05] server_args=ServerArgs(api_key='sk-secret', tp_size=2, x=__import__('os').system('true'))"
+    )
     assert isinstance(event, ev.ServerArgs)
     assert "sk-secret" not in repr(event)
     assert event.args["tp_size"] == 2

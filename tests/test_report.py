@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hicache_lab.cli import main
 from hicache_lab.errors import InputError, UsageError
-from hicache_lab.report import postmortem, write_report
+from hicache_lab.report import postmortem, to_document, write_report
 from hicache_lab.report.document import Bullets, Code, Document, Heading, Paragraph, Table, escape_markdown
 from hicache_lab.resources import data_dir
 
@@ -46,7 +46,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def seed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("seed")
-    markdown, page = write_report(postmortem(SEED).document(), folder)
+    markdown, page = write_report(to_document(postmortem(SEED)), folder)
     assert not list(folder.glob("*.part"))
     return markdown.read_text(encoding="utf-8"), page.read_text(encoding="utf-8")
 
@@ -73,7 +73,9 @@ def test_seed_postmortem_has_every_section(seed: tuple[str, str]) -> None:
     assert "2,400.00 GB" in Page(page).text
 
 
-def test_preflight_line_of_the_postmortem_gives_its_verdict(seed: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_preflight_line_of_the_postmortem_gives_its_verdict(
+    seed: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     import shlex
 
     block = seed[0].split("hicache-lab preflight --sglang", 1)[1].split("```", 1)[0]
@@ -109,7 +111,7 @@ def hostile_log(tmp_path: Path) -> Path:
 
 def test_hostile_log_stays_text(tmp_path: Path) -> None:
     post = postmortem(hostile_log(tmp_path), title=HOSTILE, host_ram_bytes=449 * 10**9)
-    markdown, page = write_report(post.document(), tmp_path / "out")
+    markdown, page = write_report(to_document(post), tmp_path / "out")
     parsed = Page(page.read_text(encoding="utf-8"))
     assert not [tag for tag, _ in parsed.tags if tag in ("img", "a")]
     assert not [name for _, attributes in parsed.tags for name in attributes if name.startswith("on")]
@@ -133,7 +135,9 @@ def test_hostile_log_stays_text(tmp_path: Path) -> None:
 @given(st.text(max_size=80))
 @settings(max_examples=200, deadline=None)
 def test_any_text_is_shown_and_never_markup(text: str) -> None:
-    document = Document(text, [Heading(text), Paragraph(text), Bullets((text,)), Table((text,), ((text,),)), Code(text)])
+    document = Document(
+        text, [Heading(text), Paragraph(text), Bullets((text,)), Table((text,), ((text,),)), Code(text)]
+    )
     page = Page(document.to_html())
     allowed = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "pre"}  # fmt: skip
     assert {tag for tag, _ in page.tags} <= allowed
@@ -153,18 +157,18 @@ def test_own_incident_folder_with_and_without_json(tmp_path: Path) -> None:
     assert post.diagnosis.first is not None
     assert post.diagnosis.first.confidence == "high"
     assert post.why_no_answer
-    assert post.why_no_answer in post.document().to_markdown().replace("\\", "")
+    assert post.why_no_answer in to_document(post).to_markdown().replace("\\", "")
 
     copied = tmp_path / "copy"
     shutil.copytree(data_dir() / "incidents" / SEED, copied)
     raw = json.loads((copied / "incident.json").read_text(encoding="utf-8"))
     raw["title"] = "Another"
     (copied / "incident.json").write_text(json.dumps(raw), encoding="utf-8")
-    assert postmortem(copied).document().title == "Another"
+    assert to_document(postmortem(copied)).title == "Another"
 
 
 def test_clean_log_gives_no_finding_and_says_what_was_checked() -> None:
-    text = postmortem(FIXTURES / "0.5.23-llama-tp2-hicache.server.log").document().to_markdown()
+    text = to_document(postmortem(FIXTURES / "0.5.23-llama-tp2-hicache.server.log")).to_markdown()
     assert "No cause was found" in text
     assert "staggered_refusal" in text
 

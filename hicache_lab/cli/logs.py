@@ -12,16 +12,20 @@ from pathlib import Path
 from hicache_lab.errors import InputError, UsageError
 
 
-def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     """The arguments of ``parse``."""
-    parser.add_argument("logs", nargs="+", metavar="LOG", help="server log, rotated set, directory, or - for standard input")
+    parser.add_argument(
+        "logs", nargs="+", metavar="LOG", help="server log, rotated set, directory, or - for standard input"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/parse-json.md)")
-    parser.add_argument("--parquet", type=Path, metavar="DIR", help="also write batches, allocations and errors as parquet")
+    parser.add_argument(
+        "--parquet", type=Path, metavar="DIR", help="also write batches, allocations and errors as parquet"
+    )
     parser.add_argument("--follow", action="store_true", help="keep reading a growing log and print what it says")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar on standard error")
 
 
-def run(command: str, args: argparse.Namespace) -> int:
+def run(_command: str, args: argparse.Namespace) -> int:
     """Read the logs and print what they say."""
     if args.follow:
         return _follow(args)

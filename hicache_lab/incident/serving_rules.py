@@ -50,7 +50,11 @@ def kv_pool_full(seen: RunFacts) -> Iterator[Finding]:
     requests = sum(event.retracted or 0 for event in retractions)
     tokens = f" of {seen.run.device_tokens:,} tokens" if seen.run.device_tokens else ""
     fatal = any(event.phase in ("decode", "prefill") for event in shortages)
-    again = f"{lines} time(s) running requests were retracted ({requests} in all) and must be prefilled again" if lines else ""
+    again = (
+        f"{lines} time(s) running requests were retracted ({requests} in all) and must be prefilled again"
+        if lines
+        else ""
+    )
     ended = f"{len(shortages)} batch(es) found no tokens at all" if shortages else ""
     yield Finding(
         "kv_pool_full",
@@ -77,7 +81,11 @@ def low_reuse(seen: RunFacts) -> Iterator[Finding]:
     if batches.new_tokens <= 2 * capacity:
         return
     confidence: Confidence = "medium" if known else "low"
-    size = f"{capacity:,} tokens" if known else f"{tokens:,} device tokens and a host pool whose tokens the log does not print"
+    size = (
+        f"{capacity:,} tokens"
+        if known
+        else f"{tokens:,} device tokens and a host pool whose tokens the log does not print"
+    )
     yield Finding(
         "low_reuse",
         seen.run.index,
@@ -147,8 +155,17 @@ def unclassified_exception(seen: RunFacts) -> Iterator[Finding]:
     failures = [event for event in seen.run.of(ev.Failure)]
     if not failures:
         return
-    first = min(failures, key=lambda event: (event.at is None, event.at, event.where.line) if event.at else (True, None, event.where.line))
-    named = f"{first.exception}: {first.message}" if first.exception else f"{first.process} hit an exception; its text is missing"
+    first = min(
+        failures,
+        key=lambda event: (
+            (event.at is None, event.at, event.where.line) if event.at else (True, None, event.where.line)
+        ),
+    )
+    named = (
+        f"{first.exception}: {first.message}"
+        if first.exception
+        else f"{first.process} hit an exception; its text is missing"
+    )
     yield Finding(
         "unclassified_exception",
         seen.run.index,

@@ -46,7 +46,9 @@ _OWN = frozenset(
 # below this the patient parser alone is faster than loading the byte scanner
 _PATIENT_BYTES = 6 << 20
 _USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage")
-_OWN_MILESTONES = frozenset({"ready", "weights_begin", "weights_end", "dist_begin", "dist_end", "pool_end", "tree_init"})
+_OWN_MILESTONES = frozenset(
+    {"ready", "weights_begin", "weights_end", "dist_begin", "dist_end", "pool_end", "tree_init"}
+)
 
 
 @dataclass
@@ -243,7 +245,9 @@ class _Stream:
         mine = [m for m in run.of(ev.Milestone) if m.rank == event.rank]
         # a draft model loads its weights in the same launch; a launch that was ready or had failed does not
         again = any(m.name == event.name for m in mine)
-        over = run.milestone("ready") or run.counts["process_death"] or run.counts["host_refusal"] or run.counts["failure"]
+        over = (
+            run.milestone("ready") or run.counts["process_death"] or run.counts["host_refusal"] or run.counts["failure"]
+        )
         return again and (event.name == "dist_begin" or bool(over))
 
     def _batch(self, batch: ev.Batch, run: Run) -> None:

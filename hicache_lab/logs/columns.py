@@ -87,7 +87,9 @@ class ColumnStore:
         return dict(out)
 
     def __len__(self) -> int:
-        return sum(len(part["line"]) for parts in self._parts.values() for part in parts) + sum(map(len, self._loose.values()))
+        return sum(len(part["line"]) for parts in self._parts.values() for part in parts) + sum(
+            map(len, self._loose.values())
+        )
 
     @staticmethod
     def _number(names: list[str], name: str) -> int:

@@ -26,7 +26,10 @@ def run_report(folder: Path) -> Document:
         Heading("Parameters"),
         Table(
             ("name", "value", ""),
-            tuple((name, str(value), "given" if name in result.given else "default") for name, value in result.parameters.items()),
+            tuple(
+                (name, str(value), "given" if name in result.given else "default")
+                for name, value in result.parameters.items()
+            ),
         ),
         Heading("Figures"),
     )
