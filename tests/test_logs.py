@@ -141,7 +141,8 @@ def test_catalogue_example_gives_one_event_with_its_values(row: dict[str, Any]) 
         elif name in CLASSES:
             assert isinstance(event, CLASSES[name])
         elif name == "name" and not isinstance(event, ev.ProcessDeath):
-            assert expected in (value_of(event, "label"), value_of(event, "process"), value_of(event, "pool").split(":")[-1]
+            assert expected in (value_of(event, "label"), value_of(event, "process"),
+                                value_of(event, "pool").split(":")[-1]
                                 if isinstance(event, ev.HostPool) else None)  # fmt: skip
         elif name == "label":
             assert value_of(event, "pool") == expected
@@ -254,7 +255,8 @@ def test_interleaved_tracebacks_keep_their_rank() -> None:
         '  File "scheduler.py", line 1, in run\n'
         "[2026-01-02 03:04:05 TP1] Decode batch, #running-req: 8, #token: 5\n"
         "    raise ValueError(\n"
-        "ValueError: Not enough host memory available. Requesting 300.00 GB but only have 120.00 GB free. Please reduce\n"
+        "ValueError: Not enough host memory available. Requesting 300.00 GB but only have 120.00 GB free. Please "
+        "reduce\n"
         "\n"
         "[2026-01-02 03:04:06] Received sigquit from a child process. It usually means the child failed.\n"
     )
@@ -295,7 +297,8 @@ def test_look_alikes_are_not_batch_lines() -> None:
     for line in (
         "we saw #queue-req: 2, #running-req: 7 in the log and token usage: 0.9",
         "Input token throughput (tok/s):          8570.96",
-        "INFO 01-02 03:04:05 [loggers.py:116] Engine 000: Avg prompt throughput: 0.0 tokens/s, GPU KV cache usage: 0.0%",
+        "INFO 01-02 03:04:05 [loggers.py:116] Engine 000: Avg prompt throughput: 0.0 tokens/s, GPU KV cache usage: "
+        "0.0%",
         "I think Allocating 300.00 GB host memory for hierarchical KV cache. is per rank",
         "[aiter] Decode batch, #running-req: 8, #token: 5",
         "If exit code is -9 (SIGKILL), a common cause is the OS OOM killer.",
@@ -377,13 +380,15 @@ def test_follow_reads_a_growing_and_a_replaced_file(tmp_path: Path) -> None:
 
 def test_arguments_of_a_cut_or_hostile_line() -> None:
     (event,) = parse(
-        "[2026-01-02 03:04:05] server_args=ServerArgs(model_path='m', extra='{\"a\": [1, 2], \"tp_size\": 9}', tp_size=8, x=<Foo>, y=inf, hicache_siz"
+        "[2026-01-02 03:04:05] server_args=ServerArgs(model_path='m', extra='{\"a\": [1, 2], \"tp_size\": 9}', "
+        "tp_size=8, x=<Foo>, y=inf, hicache_siz"
     )
     assert isinstance(event, ev.ServerArgs)
     assert event.args["tp_size"] == 8
     assert event.args["model_path"] == "m"
     (event,) = parse(
-        "[2026-01-02 03:04:05] server_args=ServerArgs(api_key='sk-secret', tp_size=2, x=__import__('os').system('true'))"
+        "[2026-01-02 03:04:05] server_args=ServerArgs(api_key='sk-secret', tp_size=2, "
+        "x=__import__('os').system('true'))"
     )
     assert isinstance(event, ev.ServerArgs)
     assert "sk-secret" not in repr(event)

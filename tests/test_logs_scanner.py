@@ -42,7 +42,7 @@ def same(path: Path, *, one_release: bool = True) -> None:
     a, b = to_json(patient), to_json(fast)
     for one, two in zip(a["runs"], b["runs"], strict=True):
         if not one_release:
-            # the scanner shows one sample line of each phase, the patient parser the first: wordings of many releases differ
+            # the scanner shows one sample line of each phase, the patient parser the first
             assert one.pop("releases") != two.pop("releases")
         assert one["throughput"].pop("mean_token_s") == pytest.approx(two["throughput"].pop("mean_token_s"))
     assert a == b
@@ -108,7 +108,10 @@ def test_a_damaged_line_is_taken_only_as_the_patient_parser_takes_it(damages: li
 
 
 def test_new_fields_and_ranks_are_learned() -> None:
-    line = "[2026-01-02 03:04:05.678 DP1 TP3 XY9] Decode batch, #running-req: 8, #token: 5, #brand-new thing: -4.25, load: 88.10%\n"
+    line = (
+        "[2026-01-02 03:04:05.678 DP1 TP3 XY9] Decode batch, #running-req: 8, #token: 5, #brand-new thing: "
+        "-4.25, load: 88.10%\n"
+    )
     scanner, rows, others = scan(line.encode())
     assert others == []
     assert rows == [(1, "decode", {"running_req": 8.0, "token": 5.0, "brand_new_thing": -4.25, "load": 88.1})]
@@ -169,7 +172,10 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     log = read_log(FIXTURES / "0.5.10-guard-tp2-size6-touched.server.log")
     assert log.columns is None
     noisy = tmp_path / "noisy.log"
-    line = "[2026-01-02 03:04:05 TP0] KV cache pool is full. Retract requests. #retracted_reqs: {}, #new_token_ratio: 0.1 -> 0.2\n"
+    line = (
+        "[2026-01-02 03:04:05 TP0] KV cache pool is full. Retract requests. #retracted_reqs: {}, "
+        "#new_token_ratio: 0.1 -> 0.2\n"
+    )
     noisy.write_text("".join(line.format(i) for i in range(5000)))
     (run,) = read_log(noisy).runs
     assert run.counts["retraction"] == 5000

@@ -48,7 +48,8 @@ def run(_command: str, args: argparse.Namespace) -> int:
 def not_sglang(names: list[str], lines: int) -> str:
     """The message for input without a single line that SGLang prints."""
     return (
-        f"{', '.join(names)}: {lines:,} lines and none of them is known from an SGLang server (releases 0.4.4 … 0.5.23); "
+        f"{', '.join(names)}: {lines:,} lines and none of them is known from an SGLang server (releases 0.4.4 … "
+        f"0.5.23); "
         "give the server's own log (standard output and standard error)"
     )
 

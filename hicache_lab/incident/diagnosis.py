@@ -169,7 +169,8 @@ def diagnose(facts: Facts) -> Diagnosis:
     if not log.is_sglang and not failed and not (log.mentions_sglang and log.recognised_lines):
         names = ", ".join(source.name for source in log.sources)
         raise InputError(
-            f"{names}: {log.lines:,} lines and none of them is known from an SGLang server (releases 0.4.4 … 0.5.23); nothing "
+            f"{names}: {log.lines:,} lines and none of them is known from an SGLang server (releases 0.4.4 … "
+            f"0.5.23); nothing "
             "can be said about it. Give the server's own log (standard output and standard error)"
         )
     found: list[Finding] = []

@@ -1,4 +1,4 @@
-"""Everything known about an incident in one place: the log's runs, the kernel's lines, memory samples, what people said."""
+"""Everything known about an incident in one place: runs, kernel lines, memory samples, what people said."""
 
 from __future__ import annotations
 

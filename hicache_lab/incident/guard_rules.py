@@ -21,7 +21,8 @@ def guard_meaning(seen: RunFacts, refusal: ev.HostRefusal) -> str:
         known = ranks if seen.run.ranks else None
         if known and free is not None:
             return (
-                f"In {seen.release} the free amount is one rank's share: (available − 10 GiB) / {known} ranks on this host, "
+                f"In {seen.release} the free amount is one rank's share: (available − 10 GiB) / {known} ranks on "
+                f"this host, "
                 f"so all of them together may take {format_gb(free * known)} and about "
                 f"{format_gb(free * known + seen.reserve_bytes)} were available"
             )
@@ -34,7 +35,8 @@ def guard_meaning(seen: RunFacts, refusal: ev.HostRefusal) -> str:
         return f"In {seen.release} the free amount is the host's available memory − 10 GiB, not divided by ranks{whole}"
     since = first_release_with("guard_divides_by_ranks", True)
     return (
-        f"What the free amount means depends on the release, which the log does not tell: the host's available memory up "
+        f"What the free amount means depends on the release, which the log does not tell: the host's available "
+        f"memory up "
         f"to 0.4.9, that − 10 GiB before {since}, one rank's share from {since} on (--sglang-version states it)"
     )
 
@@ -64,7 +66,10 @@ def guard_refusal(seen: RunFacts) -> Iterator[Finding]:
             else "no whole GB per rank fits: --hicache-ratio with a small device pool, or more host memory"
         )
         if divides and ranks > 1:
-            total = f" A host of this kind needs {format_both(asked * ranks + seen.reserve_bytes)} available for the size asked."
+            total = (
+                f" A host of this kind needs {format_both(asked * ranks + seen.reserve_bytes)} available for "
+                f"the size asked."
+            )
             remedy += "." + total
     yield Finding(
         "guard_refusal",
@@ -93,8 +98,10 @@ def staggered_refusal(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "high",
         tuple(Evidence.of(event) for event in (*same[:8], *late[:8])),
-        f"{len(same)} rank(s) were given {format_gb(asked)} and {len({r.rank for r in late})} were refused the same: each rank "
-        f"looks at the machine when it comes to it, and the memory the others had taken by then was gone. {guard_meaning(seen, late[0])}. "
+        f"{len(same)} rank(s) were given {format_gb(asked)} and {len({r.rank for r in late})} were refused the "
+        f"same: each rank "
+        f"looks at the machine when it comes to it, and the memory the others had taken by then was gone. "
+        f"{guard_meaning(seen, late[0])}. "
         "The same launch can pass on another day.",
         f"leave room for the ranks that look last: {safe_size(seen, ranks)}",
     )
@@ -121,11 +128,15 @@ def container_limit(seen: RunFacts) -> Iterator[Finding]:
     elif binding:
         one = binding[0]
         text = (
-            f"The container leaves {format_gb(one.cgroup_bytes or 0)} while the host has {format_gb(one.host_bytes or 0)} "
+            f"The container leaves {format_gb(one.cgroup_bytes or 0)} while the host has "
+            f"{format_gb(one.host_bytes or 0)} "
             "available: the check went by the container."
         )
     else:
-        text = f"The host pools together take {format_both(seen.run.projected_host_bytes)}; the container's limit is{known}{host}."
+        text = (
+            f"The host pools together take {format_both(seen.run.projected_host_bytes)}; the container's limit "
+            f"is{known}{host}."
+        )
     blind = seen.rule("guard_reads_cgroup") is False
     if blind:
         text += f" {seen.release} does not look at containers: its check compared with the whole host."
@@ -173,7 +184,8 @@ def hugepages(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         confidence,
         evidence,
-        f"{format_both(reserved.bytes)} are reserved as huge pages and unused. MemAvailable, from which the check starts, does "
+        f"{format_both(reserved.bytes)} are reserved as huge pages and unused. MemAvailable, from which the check "
+        f"starts, does "
         f"not count them, and ordinary allocations cannot use them.{missing}",
         "release the reservation before the launch: sysctl vm.nr_hugepages=0 (and the sizes below "
         "/sys/kernel/mm/hugepages), or have the server use it where the release can",
@@ -192,9 +204,11 @@ def pinning_failure(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "high",
         tuple(Evidence.of(event) for event in events[:8]),
-        f"Pinning host memory{of} for the GPU failed. The size itself was accepted; the driver, the container's memlock "
+        f"Pinning host memory{of} for the GPU failed. The size itself was accepted; the driver, the container's "
+        f"memlock "
         "limit or a virtual machine's limit on pinned memory refused it.",
-        "check ulimit -l (container: --ulimit memlock=-1), nvidia-smi and the driver's messages in dmesg; try a smaller "
+        "check ulimit -l (container: --ulimit memlock=-1), nvidia-smi and the driver's messages in dmesg; try a "
+        "smaller "
         "--hicache-size to see whether the size matters",
     )
 
@@ -212,7 +226,8 @@ def kernel_oom_kill(seen: RunFacts) -> Iterator[Finding]:
     else:
         codes = sorted({death.exit_code for death in seen.deaths if death.exit_code is not None})
         text = (
-            f"{len(seen.deaths)} process(es) ended with exit code {', '.join(map(str, codes))}: SIGKILL. Without the kernel's log "
+            f"{len(seen.deaths)} process(es) ended with exit code {', '.join(map(str, codes))}: SIGKILL. Without "
+            f"the kernel's log "
             "it is not certain that the kernel sent it."
         )
         confidence = "medium"
@@ -225,7 +240,8 @@ def kernel_oom_kill(seen: RunFacts) -> Iterator[Finding]:
         confidence,
         evidence,
         text,
-        "find what took the memory (the findings before this one); pass the kernel log with --kernel-log and a memory series with --memory",
+        "find what took the memory (the findings before this one); pass the kernel log with --kernel-log and a "
+        "memory series with --memory",
     )
 
 
@@ -243,7 +259,10 @@ def stopped_during_allocation(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "low",
         seen.pool_evidence[-4:],
-        f"The log of this launch ends after host pools of {format_both(seen.run.projected_host_bytes)} were asked for, and the "
-        "server never became ready. A kernel kill leaves no line in the log of its victim; so do a lost terminal and a cut file.",
-        "look for the kill: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod (exit code 137), and give it with --kernel-log",
+        f"The log of this launch ends after host pools of {format_both(seen.run.projected_host_bytes)} were asked "
+        f"for, and the "
+        "server never became ready. A kernel kill leaves no line in the log of its victim; so do a lost terminal "
+        "and a cut file.",
+        "look for the kill: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod (exit code 137), and "
+        "give it with --kernel-log",
     )

@@ -214,7 +214,7 @@ def _free(path: str, lines: list[str]) -> Iterator[Sample]:
         if total is None:
             continue
         factor = 1 if _HUMAN.match(cells[0]) and not cells[0].isdigit() else free_unit(total)
-        names = {"total": "total_bytes", "used": "used_bytes", "free": "free_bytes", "shared": "shmem_bytes", "available": "available_bytes"}  # fmt: skip
+        names = {name: f"{name}_bytes" for name in ("total", "used", "free", "available")} | {"shared": "shmem_bytes"}
         values: dict[str, Any] = {}
         for name, cell in zip(header, cells, strict=False):
             amount = _human(cell)

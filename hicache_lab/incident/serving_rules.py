@@ -32,9 +32,11 @@ def gpu_oom(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "high",
         tuple(Evidence.of(event) for event in events[:8]),
-        "After the weights no device memory is left for the KV pool." if start else f"The GPU ran out of memory{detail}.",
+        "After the weights no device memory is left for the KV pool." if start else f"The GPU ran out of "
+        f"memory{detail}.",
         f"raise --mem-fraction-static{now} or spread the weights over more GPUs" if start
-        else f"lower --mem-fraction-static{now}, --chunked-prefill-size or --cuda-graph-max-bs; host settings do not help here",
+        else f"lower --mem-fraction-static{now}, --chunked-prefill-size or --cuda-graph-max-bs; host settings do "
+        f"not help here",
     )  # fmt: skip
 
 
@@ -61,9 +63,11 @@ def kv_pool_full(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "high",
         tuple(Evidence.of(event) for event in (*shortages[:4], *retractions[:8])),
-        f"The device pool{tokens} was full: {'; '.join(part for part in (again, ended) if part)}{usage}. A host tier does not "
+        f"The device pool{tokens} was full: {'; '.join(part for part in (again, ended) if part)}{usage}. A host "
+        f"tier does not "
         "help: running requests need device tokens.",
-        "lower --max-running-requests, raise --schedule-conservativeness, enlarge the device pool (--mem-fraction-static, "
+        "lower --max-running-requests, raise --schedule-conservativeness, enlarge the device pool "
+        "(--mem-fraction-static, "
         "--kv-cache-dtype fp8_e4m3 halves the bytes per token), or add replicas",
         "failure" if fatal else "degraded",
     )
@@ -92,9 +96,12 @@ def low_reuse(seen: RunFacts) -> Iterator[Finding]:
         confidence,
         tuple(Evidence(p.where.file, p.where.line, f"{name} {p.value:g}") for name, p in batches.peaks.items())[:3],
         f"{ratio:.1%} of the prompt tokens came from the cache ({batches.cached_tokens:,} of "
-        f"{batches.cached_tokens + batches.new_tokens:,}), while {batches.new_tokens:,} new tokens passed through tiers of {size}. "
-        "Either the prompts do not repeat, or what repeats is evicted before it comes again; the log cannot tell which.",
-        "replay the traffic: hicache-lab curve TRACE shows the hit rate for every size; if the curve is flat, no tier helps",
+        f"{batches.cached_tokens + batches.new_tokens:,}), while {batches.new_tokens:,} new tokens passed through "
+        f"tiers of {size}. "
+        "Either the prompts do not repeat, or what repeats is evicted before it comes again; the log cannot tell "
+        "which.",
+        "replay the traffic: hicache-lab curve TRACE shows the hit rate for every size; if the curve is flat, no "
+        "tier helps",
         "degraded",
     )
 
@@ -110,7 +117,8 @@ def settings_rewritten(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "high",
         tuple(Evidence.of(event) for event in events[:8]),
-        f"The server changed what was asked for: {', '.join(changes)}. Sizes follow the page size in force, not the one typed.",
+        f"The server changed what was asked for: {', '.join(changes)}. Sizes follow the page size in force, not "
+        f"the one typed.",
         "write the values in force into the launch line, so that the next reader sees them",
         "note",
     )
@@ -127,7 +135,8 @@ def host_pool_pressure(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "high",
         tuple(Evidence.of(event) for event in events[:8]),
-        f"{seen.run.counts['host_pressure']} time(s) the host tier was too full ({', '.join(names)}): tokens were dropped or "
+        f"{seen.run.counts['host_pressure']} time(s) the host tier was too full ({', '.join(names)}): tokens were "
+        f"dropped or "
         "could not be loaded back, and are computed again.",
         "a larger host tier if the host has room (hicache-lab max), or --hicache-write-policy write_through",
         "degraded",
@@ -144,7 +153,8 @@ def storage_failure(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "high",
         tuple(Evidence.of(event) for event in events[:8]),
-        f"{len(events)} statement(s) that the storage backend lost or refused pages; those prefixes are computed again.",
+        f"{len(events)} statement(s) that the storage backend lost or refused pages; those prefixes are computed "
+        f"again.",
         "look at the storage backend's own log and its free space",
         "degraded",
     )
@@ -152,7 +162,7 @@ def storage_failure(seen: RunFacts) -> Iterator[Finding]:
 
 def unclassified_exception(seen: RunFacts) -> Iterator[Finding]:
     """An exception none of the other rules knows; the earliest over all ranks."""
-    failures = [event for event in seen.run.of(ev.Failure)]
+    failures = list(seen.run.of(ev.Failure))
     if not failures:
         return
     first = min(
@@ -222,6 +232,7 @@ def collective_timeout(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "low",
         tuple(Evidence.of(event) for event in events[:8]),
-        f"Rank(s) {', '.join(map(str, waiting))} waited in a collective operation until the timeout: another rank had stopped.",
+        f"Rank(s) {', '.join(map(str, waiting))} waited in a collective operation until the timeout: another rank "
+        f"had stopped.",
         "look at the rank that is not among those waiting",
     )

@@ -85,7 +85,8 @@ def aggregate_overcommit(seen: RunFacts) -> Iterator[Finding]:
         f"{available} − 10 GiB reserve, and passed. Together they take {format_both(total)}{projected}, "
         f"{format_gb(total - allowed)} more than that check leaves for all. {seen.release} has no check across ranks."
         f"{outcome(seen)}",
-        f"{safe_size(seen, ranks)}; or a release from {first_release_with('guard_divides_by_ranks', True)} on, whose check "
+        f"{safe_size(seen, ranks)}; or a release from {first_release_with('guard_divides_by_ranks', True)} on, "
+        f"whose check "
         "divides by the ranks",
     )
 
@@ -143,7 +144,8 @@ def host_smaller_than_device(seen: RunFacts) -> Iterator[Finding]:
         remedy = "--hicache-ratio above 1, or a --hicache-size larger than the device pool of one rank"
     else:
         text = (
-            f"The host pool is not larger than the device pool{counts}: with write-through every token on the device is "
+            f"The host pool is not larger than the device pool{counts}: with write-through every token on the "
+            f"device is "
             "held by the host too, so a tier of this size keeps nothing that the device does not."
         )
         remedy = "--hicache-ratio 2 or more (or the same as --hicache-size), if the host has the memory"
@@ -186,7 +188,9 @@ def power_of_two(seen: RunFacts) -> Iterator[Finding]:
         tuple(Evidence.of(pool) for pool in pools[:8]) + memory_evidence(seen),
         f"From 0.4.5 to 0.5.4 host buffers come from torch's pinned allocator, which takes the next power of two: "
         f"{format_both(one.bytes)} become {format_both(1 << math.ceil(math.log2(one.bytes)))} a rank, "
-        f"{format_both(round(rounded))} in all instead of {format_gb(round(plain))}{there}. The log says {seen.release}.",
-        "choose a size just below a power of two in GiB (for example --hicache-size 34 → 32 GiB is 34.36 GB), or a release "
+        f"{format_both(round(rounded))} in all instead of {format_gb(round(plain))}{there}. The log says "
+        f"{seen.release}.",
+        "choose a size just below a power of two in GiB (for example --hicache-size 34 → 32 GiB is 34.36 GB), or a "
+        "release "
         f"from {first_release_with('allocation', 'host_register')} on, which registers the exact size",
     )

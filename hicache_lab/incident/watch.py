@@ -133,7 +133,7 @@ class CrashSafeFile:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes()[-1:] == b"\n"
+            torn = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
             self._file: TextIO = path.open("a", encoding="utf-8")
         except OSError as error:
             raise HostError(f"--output {path}: cannot be written: {error.strerror}") from error

@@ -168,8 +168,8 @@ class _Stream:
             from hicache_lab.logs.scanner import Scanner
 
             scanner = Scanner()
-        for self.path in self.source.paths:
-            self.previous_line = 0
+        for path in self.source.paths:
+            self.path, self.previous_line = path, 0
             self.starts = [(0, self.run)] if self.run else []
             if scanner is None:
                 self._patiently(on_read)

@@ -54,7 +54,7 @@ def open_bytes(path: str) -> BinaryIO:
     if path == STDIN:
         return sys.stdin.buffer
     try:
-        raw = Path(path).open("rb")
+        raw = Path(path).open("rb")  # noqa: SIM115 - the caller closes it
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}; give the path of a log file") from error
     magic = raw.read(6)

@@ -55,7 +55,7 @@ def _slot(table: Words, value: np.uint64) -> np.int64:
 def _is(b: Bytes, n: int, i: int, word: Bytes) -> bool:
     if i + len(word) > n:
         return False
-    for k in range(len(word)):
+    for k in range(len(word)):  # noqa: SIM110 - compiled: a loop, no generator
         if b[i + k] != word[k]:
             return False
     return True
@@ -159,11 +159,14 @@ def _key(b: Bytes, n: int, q: int) -> tuple[np.uint64, int]:
     while q < n and q - first < KEY_LENGTH:
         c = b[q]
         # letters, digits, "#", "_", blanks, brackets, "-./"
-        if not (_letter(c) or _DASH <= c <= 57 or c == _SPACE or c == 35 or c == 40 or c == 41 or c == 95):
+        mark = c == _SPACE or c == 35 or c == 40 or c == 41 or c == 95
+        if not (mark or _letter(c) or _DASH <= c <= 57):
             break
         h = (h ^ np.uint64(c)) * np.uint64(PRIME)
         q += 1
-    if q + 2 >= n or q == first or b[q] != _COLON or b[q + 1] != _SPACE or b[first] == _SPACE or b[q - 1] == _SPACE:
+    if q + 2 >= n or q == first or b[q] != _COLON or b[q + 1] != _SPACE:
+        return h, -1
+    if b[first] == _SPACE or b[q - 1] == _SPACE:
         return h, -1
     return h, q + 2
 
@@ -191,7 +194,11 @@ def _after_value(b: Bytes, n: int, q: int) -> int:
 
 
 @nb.njit(cache=True, nogil=True)
-def _learn(h: np.uint64, first: int, length: int, key_table: Words, key_of: Shorts, column: Shorts, new_keys: Ints, counts: Ints) -> int:  # fmt: skip
+def _learn(
+    h: np.uint64, first: int, length: int,
+    key_table: Words, key_of: Shorts, column: Shorts, new_keys: Ints, counts: Ints,
+) -> int:  # fmt: skip
+    """The number of a key; a new one is noted with its place in the chunk. −1 when there are too many."""
     at = _slot(key_table, h)
     if key_table[at] == 0:
         if counts[KEYS] >= MAX_KEYS:
@@ -202,7 +209,7 @@ def _learn(h: np.uint64, first: int, length: int, key_table: Words, key_of: Shor
         column[counts[KEYS]] = -1
         counts[NEW_KEYS] += 1
         counts[KEYS] += 1
-    return key_of[at]
+    return int(key_of[at])
 
 
 @nb.njit(cache=True, nogil=True, error_model="numpy", inline="always")
@@ -215,8 +222,8 @@ def _fields(
     """Read ``key: value, …`` into the next row.
 
     Returns the place of the line's end (−1: not understood), how many known keys there were, and how many fields.
-    ``template[kind, f]`` is the text "key: " that the last line of the kind had as its field ``f``: the next line nearly
-    always has the same, and comparing is cheaper than hashing.
+    ``template[kind, f]`` is the text "key: " that the last line of the kind had as its field ``f``: the next line
+    nearly always has the same, and comparing is cheaper than hashing.
     """
     row, rows_max = counts[ROWS + kind], values.shape[2]
     seen = 0
@@ -270,9 +277,8 @@ def _fields(
 
 
 @nb.njit(cache=True, nogil=True, inline="always")
-def _tag(
-    b: Bytes, first: int, length: int, h: np.uint64, tag_table: Words, tag_of: Shorts, new_tags: Ints, counts: Ints
-) -> int:
+def _tag(first: int, length: int, h: np.uint64, tag_table: Words, tag_of: Shorts, new_tags: Ints, counts: Ints) -> int:
+    """The number of a rank tag; a new one is noted with its place in the chunk. −1 when there are too many."""
     at = _slot(tag_table, h)
     if tag_table[at] == 0:
         if counts[TAGS] >= MAX_TAGS:
@@ -282,7 +288,7 @@ def _tag(
         new_tags[counts[NEW_TAGS], 0], new_tags[counts[NEW_TAGS], 1] = first, length
         counts[NEW_TAGS] += 1
         counts[TAGS] += 1
-    return tag_of[at]
+    return int(tag_of[at])
 
 
 @nb.njit(cache=True, nogil=True)
@@ -354,7 +360,7 @@ def scan_bytes(
             h = np.uint64(BASIS)
             while q < n and q - first < _TAGS_LIMIT:
                 c = b[q]
-                if not (_letter(c) or _digit(c) or c == _SPACE or c == _DOT or c == 95):
+                if not (_letter(c) or _digit(c) or c == _SPACE or c == 46 or c == 95):
                     break
                 h = (h ^ np.uint64(c)) * np.uint64(PRIME)
                 q += 1
@@ -374,9 +380,12 @@ def scan_bytes(
                 if kind >= 0:
                     m, iteration = _head(b, n, m)
                     if m >= 0:
-                        tag = _tag(b, first, q - first, h, tag_table, tag_of, new_tags, counts)
+                        tag = _tag(first, q - first, h, tag_table, tag_of, new_tags, counts)
                     if tag >= 0:
-                        end, seen, slot = _fields(b, n, m, kind, key_table, key_of, column, known, new_keys, template, template_key, counts, present, values)  # fmt: skip
+                        end, seen, slot = _fields(
+                            b, n, m, kind, key_table, key_of, column, known, new_keys,
+                            template, template_key, counts, present, values,
+                        )  # fmt: skip
                         if seen < 2 or end >= n or end < 0:
                             end = -1
         line += 1

@@ -32,7 +32,8 @@ SERVING: tuple[Pattern, ...] = (
         "shortage",
         ev.TokenShortage,
         r"(?P<phase>Decode|Prefill) out of memory\. Try to lower your batch size"
-        r"(?:(?:.|\n)*?Try to allocate (?P<requested__int>\d+) tokens)?(?:(?:.|\n)*?Ava[il]{2,3}able tokens: (?P<available__int>\d+))?",
+        r"(?:(?:.|\n)*?Try to allocate (?P<requested__int>\d+) tokens)?(?:(?:.|\n)*?Ava[il]{2,3}able tokens: "
+        r"(?P<available__int>\d+))?",
         words=("Decode", "Prefill"),
         lines=4,
     ),
@@ -46,7 +47,8 @@ SERVING: tuple[Pattern, ...] = (
     Pattern(
         "shortage.start",
         ev.TokenShortage,
-        r"(?:Not enough memory\. Please try to increase --mem-fraction-static|Loaded weights leave no GPU memory for the KV cache)",
+        r"(?:Not enough memory\. Please try to increase --mem-fraction-static|Loaded weights leave no GPU memory "
+        r"for the KV cache)",
         const={"phase": "start"},
         words=("Not", "Loaded"),
     ),
@@ -54,7 +56,8 @@ SERVING: tuple[Pattern, ...] = (
     Pattern(
         "input_long",
         ev.Turned,
-        r"Input length \((?P<input_tokens__int>\d+) tokens\) exceeds the maximum allowed length \((?P<max_tokens__int>\d+) tokens\)",
+        r"Input length \((?P<input_tokens__int>\d+) tokens\) exceeds the maximum allowed length "
+        r"\((?P<max_tokens__int>\d+) tokens\)",
         const={"name": "input_long"},
         words=("Input",),
     ),
@@ -76,14 +79,16 @@ SERVING: tuple[Pattern, ...] = (
     Pattern(
         "watchdog",
         ev.Stall,
-        rf"(?:(?P<process>\w+) )?[Ww]atchdog timeout \(self\.watchdog_timeout=(?P<timeout_s__float>{N})(?:, self\.soft=(?P<soft__bool>\w+))?",
+        rf"(?:(?P<process>\w+) )?[Ww]atchdog timeout \(self\.watchdog_timeout=(?P<timeout_s__float>{N})(?:, "
+        rf"self\.soft=(?P<soft__bool>\w+))?",
         const={"name": "watchdog"},
         words=("Watchdog", "*watchdog"),
     ),
     Pattern(
         "health",
         ev.Stall,
-        r"Health check failed\. Server couldn't get a response from detokenizer for last (?P<timeout_s__float>\d+) seconds",
+        r"Health check failed\. Server couldn't get a response from detokenizer for last (?P<timeout_s__float>\d+) "
+        r"seconds",
         const={"name": "health_check"},
         words=("Health",),
     ),
@@ -121,7 +126,8 @@ SERVING: tuple[Pattern, ...] = (
     Pattern(
         "nccl",
         ev.Stall,
-        r"\[rank(?P<index__int>\d+)\]:\[E.*?Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=\d+, OpType=(?P<op>\w+)",
+        r"\[rank(?P<index__int>\d+)\]:\[E.*?Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=\d+, "
+        r"OpType=(?P<op>\w+)",
         {r"Timeout\(ms\)": "timeout_s__ms"},
         {"name": "nccl"},
     ),

@@ -167,7 +167,8 @@ STARTUP: tuple[Pattern, ...] = (
     Pattern(
         "host.pool",
         ev.HostPool,
-        rf"Allocating (?P<pool>\S+) hierarchical KV host pool: (?P<tokens__int>\d+) tokens, (?P<bytes__gb>{N}) ?GB host memory",
+        rf"Allocating (?P<pool>\S+) hierarchical KV host pool: (?P<tokens__int>\d+) tokens, (?P<bytes__gb>{N}) ?GB "
+        rf"host memory",
         _MTP,
         words=("Allocating",),
         lines=2,
@@ -247,14 +248,16 @@ STARTUP: tuple[Pattern, ...] = (
     Pattern(
         "rewrite.io",
         ev.Rewrite,
-        r"(?=(?:Page first|Kernel io|.{0,40}layout)).{0,160}?(?:switching to (?P<value>\w+) io backend|only support (?:direct) io backend|does not support page first direct layout)",
+        r"(?=(?:Page first|Kernel io|.{0,40}layout)).{0,160}?(?:switching to (?P<value>\w+) io backend|only "
+        r"support (?:direct) io backend|does not support page first direct layout)",
         const={"setting": "--hicache-io-backend"},
         words=("Page", "Kernel", "HiCache", "Flash", "FlashAttention"),
     ),
     Pattern(
         "rewrite.page",
         ev.Rewrite,
-        r"(?=.{0,120}page[_ ]size).{0,200}?(?:[Ss]et(?:ting)?|chang(?:e|ing|ed)|overrid\w+|forc\w+|switch\w*) .{0,60}?page[_ ]size.{0,30}?(?:to|=) ?(?P<value>\d+)",
+        r"(?=.{0,120}page[_ ]size).{0,200}?(?:[Ss]et(?:ting)?|chang(?:e|ing|ed)|overrid\w+|forc\w+|switch\w*) "
+        r".{0,60}?page[_ ]size.{0,30}?(?:to|=) ?(?P<value>\d+)",
         const={"setting": "--page-size"},
     ),
     # host tier at work
@@ -307,7 +310,8 @@ STARTUP: tuple[Pattern, ...] = (
     Pattern(
         "l3.backup",
         ev.Storage,
-        rf"Finished backup request (?P<rid>[^,\s]+), free host memory, len:(?P<tokens__int>\d+), cost time:(?P<elapsed_s__float>{N})",
+        rf"Finished backup request (?P<rid>[^,\s]+), free host memory, len:(?P<tokens__int>\d+), cost "
+        rf"time:(?P<elapsed_s__float>{N})",
         const={"name": "backup"},
         words=("Finished",),
     ),

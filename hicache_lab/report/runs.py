@@ -21,7 +21,8 @@ def run_report(folder: Path) -> Document:
     document = Document(f"{result.notebook}: {result.status}")
     document.add(
         Paragraph(
-            f"Started {result.started_at}, {result.seconds:,.1f} s, hicache-lab {result.hicache_lab}, Python {result.python}."
+            f"Started {result.started_at}, {result.seconds:,.1f} s, hicache-lab {result.hicache_lab}, Python "
+            f"{result.python}."
         ),
         Heading("Parameters"),
         Table(

@@ -53,7 +53,8 @@ def _head(post: Postmortem, document: Document) -> None:
     if post.origin != "measured":
         document.add(
             Paragraph(
-                f"The files are {post.origin}: they were rebuilt from what people reported, and the figures read from them are too."
+                f"The files are {post.origin}: they were rebuilt from what people reported, and the figures read "
+                f"from them are too."
             )
         )
 
@@ -108,7 +109,8 @@ def _impact(post: Postmortem, document: Document) -> None:
         used = f", {format_gb(low.in_use_bytes)} in use" if low.in_use_bytes is not None else ""
         document.add(
             Paragraph(
-                f"Least memory left: {format_gb(low.left_bytes)}{used} ({post.origin}, {Path(low.where.file).name}:{low.where.line})."
+                f"Least memory left: {format_gb(low.left_bytes)}{used} ({post.origin}, "
+                f"{Path(low.where.file).name}:{low.where.line})."
             )
         )
     document.add(Room("Who was affected, for how long, and what it cost:"))
@@ -140,7 +142,10 @@ def _sketch(facts: Facts) -> str:
     step = max(len(used) // 60, 1)
     picked = used[::step]
     bars = "".join(_SPARKS[min(round(value / total.bytes * (len(_SPARKS) - 1)), len(_SPARKS) - 1)] for value in picked)
-    return f"memory in use, 0 … {format_gb(total.bytes, 0)}\n{bars}\n{format_gb(used[0], 0)} at first, {format_gb(max(used), 0)} at most"
+    return (
+        f"memory in use, 0 … {format_gb(total.bytes, 0)}\n{bars}\n{format_gb(used[0], 0)} at first, "
+        f"{format_gb(max(used), 0)} at most"
+    )
 
 
 def _place(evidence: Evidence) -> str:
@@ -161,7 +166,8 @@ def _cause(post: Postmortem, document: Document) -> None:
     if post.answer is not None:
         document.add(
             Paragraph(
-                "What the check and the host see, computed from the launch line by the same rules as hicache-lab preflight:"
+                "What the check and the host see, computed from the launch line by the same rules as hicache-lab "
+                "preflight:"
             ),
             Code(explain(post.answer, post.advice)),
         )
@@ -208,7 +214,7 @@ def _evidence(post: Postmortem, document: Document) -> None:
 
 def _factors(post: Postmortem, document: Document) -> None:
     document.add(Heading("Contributing factors and consequences"))
-    rest = [finding for finding in post.diagnosis.findings[1:]]
+    rest = post.diagnosis.findings[1:]
     if rest:
         document.add(Table(("what", "role", "explanation"), tuple((f.cause, f.role, f.explanation) for f in rest)))
     document.add(
@@ -246,7 +252,8 @@ def _caught(post: Postmortem, document: Document) -> None:
     if not question.rules.guard_divides_by_ranks:
         document.add(
             Paragraph(
-                f"A server of {since} or later refuses such a launch by itself: its check divides by the ranks on the host."
+                f"A server of {since} or later refuses such a launch by itself: its check divides by the ranks on "
+                f"the host."
             )
         )
 
