@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.assemble import Assembler
-from hicache_lab.logs.reader import STDIN, Source, arrays, chunks, follow, sources
+from hicache_lab.logs.reader import Source, arrays, chunks, follow, sources
 from hicache_lab.logs.run import Run
 
 if TYPE_CHECKING:
@@ -113,9 +115,7 @@ def read_log(
 
         log.columns = ColumnStore()
     for source in log.sources:
-        # numba's import and first compilation are worth their time only for a large log
-        small = STDIN not in source.paths and source.size < _PATIENT_BYTES
-        _Stream(log, source).read(on_read, patient=small if patient is None else patient)
+        _Stream(log, source).read(on_read, patient)
     return log
 
 
@@ -162,26 +162,30 @@ class _Stream:
         self.path = source.paths[0]
         self.previous_line = 0
 
-    def read(self, on_read: Callable[[int], object] | None, *, patient: bool) -> None:
-        scanner = None
-        if not patient:
-            from hicache_lab.logs.scanner import Scanner
-
-            scanner = Scanner()
+    def read(self, on_read: Callable[[int], object] | None, patient: bool | None) -> None:
+        scanner: Scanner | None = None
         for path in self.source.paths:
             self.path, self.previous_line = path, 0
             self.starts = [(0, self.run)] if self.run else []
+            coming = arrays(path, on_read=on_read)
+            # numba's import and first compilation are worth their time only for a large log, and a pipe or a
+            # compressed file does not tell its size: look at the beginning first
+            held, small = _beginning(coming) if patient is None and scanner is None else ([], patient is True)
+            if small:
+                self._patiently(chain(held, coming))
+                continue
             if scanner is None:
-                self._patiently(on_read)
-            else:
-                scanner.lines = 0
-                for found in _ahead(_scans(scanner, self.path, on_read)):
-                    self._found(found, scanner)
-                self.log.lines += scanner.lines
+                from hicache_lab.logs.scanner import Scanner
+
+                scanner = Scanner()
+            scanner.lines = 0
+            for found in _ahead(_scans(scanner, chain(held, coming))):
+                self._found(found, scanner)
+            self.log.lines += scanner.lines
         self._take(self.assembler.close())
 
-    def _patiently(self, on_read: Callable[[int], object] | None) -> None:
-        for chunk in arrays(self.path, on_read=on_read):
+    def _patiently(self, coming: Iterable[npt.NDArray[np.uint8]]) -> None:
+        for chunk in coming:
             text = chunk.tobytes()
             lines = text.split(b"\n")
             ended = lines.pop() == b"" if text.endswith(b"\n") else False
@@ -316,8 +320,20 @@ class _Stream:
             self.log.columns.add_rows(rows, phase, scanner.tags, self.path, run.index)
 
 
-def _scans(scanner: Scanner, path: str, on_read: Callable[[int], object] | None) -> Iterator[Scan]:
-    for chunk in arrays(path, on_read=on_read):
+def _beginning(coming: Iterator[npt.NDArray[np.uint8]]) -> tuple[list[npt.NDArray[np.uint8]], bool]:
+    """The first chunks, and whether that was all."""
+    held: list[npt.NDArray[np.uint8]] = []
+    size = 0
+    for chunk in coming:
+        held.append(chunk)
+        size += len(chunk)
+        if size >= _PATIENT_BYTES:
+            return held, False
+    return held, True
+
+
+def _scans(scanner: Scanner, coming: Iterable[npt.NDArray[np.uint8]]) -> Iterator[Scan]:
+    for chunk in coming:
         position = 0
         while position < len(chunk):
             position, found = scanner.scan(chunk, position)
