@@ -16,6 +16,7 @@ from hicache_lab.units import GB
 from hicache_lab.vectors import read_records
 
 CASES = Path(__file__).parent / "baselines" / "cases.jsonl"
+MORE = CASES.with_name("cases_more.jsonl")
 
 
 def incident(version: str = "0.5.8", **changes: object) -> Question:
@@ -23,9 +24,10 @@ def incident(version: str = "0.5.8", **changes: object) -> Question:
     return ask("kimi-k2.5", version, **(facts | changes))
 
 
-def test_every_recorded_case_agrees() -> None:
-    judged = judge_cases(record for _, record in read_records(CASES))
-    assert judged["total"] >= 16
+@pytest.mark.parametrize(("path", "least"), [(CASES, 16), (MORE, 80)], ids=["cases", "cases_more"])
+def test_every_recorded_case_agrees(path: Path, least: int) -> None:
+    judged = judge_cases(record for _, record in read_records(path))
+    assert judged["total"] >= least
     assert judged["agree"] == judged["total"], [case for case in judged["cases"] if not case["agrees"]]
 
 

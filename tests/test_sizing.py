@@ -120,7 +120,7 @@ def test_pipeline_stages_agree_on_tokens_from_0_5_15() -> None:
             for stage in (0, 1)
         ]
         wanted = [stage.wanted_tokens(40) for stage in stages]
-        tokens = [s.pools(ratio=2.0, size_gb=40, peer_tokens=(wanted[1 - i],)).tokens for i, s in enumerate(stages)]
+        tokens = [s.pools(ratio=2.0, size_gb=40, peers=[wanted[1 - i]]).tokens for i, s in enumerate(stages)]
         assert (tokens[0] == tokens[1]) is equal
 
 

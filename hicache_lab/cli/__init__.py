@@ -32,6 +32,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "servers",
         "a real SGLang with HiCache on this machine's CPU: install, start, stop, status, logs",
     ),
+    "curve": ("traffic", "the hit rate at every cache size, from a trace or a described workload"),
+    "simulate": ("traffic", "replay a trace by a release's own cache rules: cached tokens by tier"),
 }
 
 

@@ -116,9 +116,7 @@ def install(
             step = _Steps(log_file.write, progress)
             step.run("virtual environment", [base, "-m", "venv", str(aside)])
             _install_packages(step, aside, release, index_arguments)
-            versions = (
-                step.run("check", [str(aside / "bin/python"), "-c", _VERSIONS]).splitlines()[-1].split()
-            )
+            versions = step.run("check", [str(aside / "bin/python"), "-c", _VERSIONS]).splitlines()[-1].split()
         record = Environment(
             release,
             target,
@@ -146,9 +144,7 @@ def _install_packages(step: _Steps, path: Path, release: str, index_arguments: S
     torch = next(pin for pin in pins if pin.startswith("torch=="))
     # torch brings its own dependencies: which those are differs between a CPU wheel and the public CUDA one
     step.run("torch", [*pip, "--constraint", str(constraints), torch])
-    step.run(
-        f"SGLang {release} and {len(pins) - 2} pinned packages", [*pip, "--no-deps", "-r", str(constraints)]
-    )
+    step.run(f"SGLang {release} and {len(pins) - 2} pinned packages", [*pip, "--no-deps", "-r", str(constraints)])
 
 
 class _Steps:
@@ -164,9 +160,7 @@ class _Steps:
             HostError: it failed; the message ends with its last lines.
         """
         self._progress(f"# {title}")
-        environ = {
-            k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
-        }
+        environ = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}}
         lines: list[str] = []
         with subprocess.Popen(
             command,
@@ -228,15 +222,11 @@ def _interpreter(python: str | None) -> str:
     if python is not None:
         version = _version_of(python)
         if version not in _PYTHONS:
-            raise UsageError(
-                f"--python: expected Python {wanted} (the pins' wheels), got {version[0]}.{version[1]}"
-            )
+            raise UsageError(f"--python: expected Python {wanted} (the pins' wheels), got {version[0]}.{version[1]}")
         return python
     if sys.version_info[:2] in _PYTHONS:
         return sys.executable
     for name in (f"python{a}.{b}" for a, b in _PYTHONS):
         if (path := shutil.which(name)) is not None:
             return path
-    raise UsageError(
-        f"--python: the pinned releases need Python {wanted}, and none is on PATH; name one with --python"
-    )
+    raise UsageError(f"--python: the pinned releases need Python {wanted}, and none is on PATH; name one with --python")

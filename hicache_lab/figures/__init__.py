@@ -5,6 +5,7 @@ carry the meaning alone. ``theme`` is ``light`` or ``dark``.
 """
 
 from hicache_lab.figures.capacity import beliefs_figure, memory_figure, releases_figure, settings_figure
+from hicache_lab.figures.serverrun import latency_figure, moves_figure, pools_figure, tiers_figure
 from hicache_lab.figures.style import VERDICT_COLOURS, Theme
 from hicache_lab.figures.tuner import TunerData, apply_tuner, tuner_data, tuner_figure, tuner_values
 
@@ -14,9 +15,13 @@ __all__ = [
     "TunerData",
     "apply_tuner",
     "beliefs_figure",
+    "latency_figure",
     "memory_figure",
+    "moves_figure",
+    "pools_figure",
     "releases_figure",
     "settings_figure",
+    "tiers_figure",
     "tuner_data",
     "tuner_figure",
     "tuner_values",

@@ -13,7 +13,7 @@ from hicache_lab.errors import ServerError, UsageError
 from hicache_lab.load.conversation import Conversation, Target
 from hicache_lab.load.ownloop import in_own_loop
 from hicache_lab.load.pace import LagMeter, Limits, Pace
-from hicache_lab.load.plans import Phase, Plan, Session, random_prompts
+from hicache_lab.load.plans import Phase, Plan, Session, warmup_plan
 from hicache_lab.load.results import LoadResult, RequestRecord
 from hicache_lab.load.watch import PERIOD_SECONDS, Watcher, went_backwards
 from hicache_lab.server import RawStream, Reply, ServerInfo, SglangClient, read_stream
@@ -179,13 +179,8 @@ class _Run:
         )
 
     async def _warm_up(self, count: int) -> None:
-        plan = random_prompts(
-            seed=-1 - self._plan.seed, prompts=count, prompt_tokens=16, answer_tokens=4, form=self._plan.form
-        )
-        sessions = plan.phases[0].sessions
-        await asyncio.gather(
-            *(self._session("warm-up", n, s, None, None, warmup=True) for n, s in enumerate(sessions))
-        )
+        sessions = warmup_plan(self._plan, count).phases[0].sessions
+        await asyncio.gather(*(self._session("warm-up", n, s, None, None, warmup=True) for n, s in enumerate(sessions)))
 
     async def _phase(self, phase: Phase) -> None:
         """All sessions of a phase. A limit stops new prompts and waits for those under way."""
@@ -275,9 +270,7 @@ class _Run:
             self._bar.update(1)
         due_s = None if due is None else due - self._start
         place = (index, phase, session, turn, warmup, due_s, raw.sent_s - self._start)
-        return RequestRecord(
-            *place, None, (), None, None, None, None, None, None, None, output_ids=(), error=raw.error
-        )
+        return RequestRecord(*place, None, (), None, None, None, None, None, None, None, output_ids=(), error=raw.error)
 
     def _keep_unread(self, record: RequestRecord, raw: RawStream) -> None:
         self._unread.append((record, raw))
@@ -327,16 +320,12 @@ class _Run:
                 notes.append(f"the server could not be asked after the load: {error}")
             else:
                 if changed:
-                    shown = ", ".join(
-                        f"{name}: {then} → {now}" for name, (then, now) in list(changed.items())[:6]
-                    )
+                    shown = ", ".join(f"{name}: {then} → {now}" for name, (then, now) in list(changed.items())[:6])
                     notes.append(f"the server was restarted during the load, with other settings: {shown}")
         late = sorted(r.sent_s - r.due_s for r in self._records if r.due_s is not None)
         if late and late[len(late) // 2] > _LATE_SECONDS:
             half = late[len(late) // 2]
-            notes.append(
-                f"half of the prompts were sent {half:.2f} s late or more: the arrivals were not kept"
-            )
+            notes.append(f"half of the prompts were sent {half:.2f} s late or more: the arrivals were not kept")
         samples = watcher.samples()
         if went_backwards(samples):
             notes.append("the server's counters fell during the load: it was restarted")

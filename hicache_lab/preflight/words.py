@@ -25,7 +25,8 @@ def headline(answer: Answer) -> str:
             return f"{answer.verdict}  {answer.refusal.flag}: {answer.refusal.message}"
         return f"{answer.verdict}  missing: {'; '.join(answer.missing)}"
     by = "--hicache-size is per rank" if answer.size_gb > 0 else f"--hicache-ratio {answer.ratio:g} is per rank"
-    total = f"{answer.ranks_on_host} ranks × {format_gb(rank.requested_bytes)} = {_amount(answer.host_bytes)}"
+    ranks = "1 rank" if answer.ranks_on_host == 1 else f"{answer.ranks_on_host} ranks"
+    total = f"{ranks} × {format_gb(rank.requested_bytes)} = {_amount(answer.host_bytes)}"
     if len({one.requested_bytes for one in answer.ranks}) > 1:
         total = (
             f"{answer.ranks_on_host} ranks, up to {format_gb(rank.requested_bytes)} each = {_amount(answer.host_bytes)}"
@@ -106,7 +107,7 @@ def _refusal(answer: Answer) -> list[str]:
 
 
 def _doing(answer: Answer, advice: Advice | None) -> list[str]:
-    if advice is None or answer.verdict == "FITS":
+    if advice is None or answer.verdict == "FITS" or answer.question.host is None:
         return []
     choices = []
     if advice.size_gb is not None and advice.size_bytes is not None:

@@ -88,9 +88,7 @@ class MetricsSnapshot:
         found: dict[str, float] = defaultdict(float)
         for sample in self._once(name):
             parts = [("dp", "dp_rank"), ("pp", "pp_rank"), ("tp", "tp_rank")]
-            key = " ".join(
-                f"{short}{sample.labels[label]}" for short, label in parts if sample.labels.get(label)
-            )
+            key = " ".join(f"{short}{sample.labels[label]}" for short, label in parts if sample.labels.get(label))
             found[key or "all"] += sample.value
         return dict(found)
 
