@@ -2,10 +2,10 @@
 
     python bench/bench_logs.py [--lines 1000000] [--repeats 5]
 
-Every method runs in a process of its own, all of them in turn, the least time of each counts (the machine may be
-shared). "with imports" is the first run in a fresh process, numpy, numba and pandas imported within it; "warm" the second
-run of the same process. Goals: at most 15 times ``grep -c``, at least 5 times faster than the naive loop, at most 300 MB
-resident. The exit code is 1 if one is missed.
+Every method runs in a process of its own, all of them in turn, the least time of each counts (the machine may
+be shared). "with imports" is the first run in a fresh process, numpy, numba and pandas imported within it;
+"warm" the second run of the same process. Goals: at most 15 times ``grep -c``, at least 5 times faster than
+the naive loop, at most 300 MB resident. The exit code is 1 if one is missed.
 """
 
 from __future__ import annotations

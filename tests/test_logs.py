@@ -354,6 +354,25 @@ def test_rotated_set_is_one_stream_in_order_of_time(tmp_path: Path) -> None:
     assert log.recognised_lines == whole.recognised_lines
 
 
+def test_interrupted_reading_keeps_what_it_has(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.log", tmp_path / "b.log"
+    for path in (first, second):
+        path.write_text(RECORD + "\n")
+
+    def stop(_count: int) -> None:
+        seen.append(1)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    seen: list[int] = []
+    log = read_log([first, second], keep_partial=True, on_read=stop)
+    assert log.interrupted
+    assert [run.host_bytes for run in log.runs] == [300 * GB]
+    seen = []
+    with pytest.raises(KeyboardInterrupt):
+        read_log([first, second], on_read=stop)
+
+
 def test_restart_in_one_stream_starts_a_new_run(tmp_path: Path) -> None:
     one = (FIXTURES / "0.5.10-guard-tp1-ratio05.server.log").read_text()
     two = (FIXTURES / "0.5.10-guard-tp2-size5.server.log").read_text()

@@ -33,7 +33,9 @@ def run(_command: str, args: argparse.Namespace) -> int:
     from hicache_lab.logs.summary import to_json, to_text
 
     with progress(args.logs, quiet=args.no_progress) as on_read:
-        log = read_log(args.logs, columns=args.parquet is not None, on_read=on_read)
+        log = read_log(args.logs, columns=args.parquet is not None, keep_partial=True, on_read=on_read)
+    if log.interrupted:
+        print("interrupted: what follows is what was read until then", file=sys.stderr)
     if not log.is_sglang:
         raise InputError(not_sglang([source.name for source in log.sources], log.lines))
     if args.parquet is not None:
@@ -42,7 +44,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
         for path in write_parquet(log, args.parquet):
             print(f"wrote {path}", file=sys.stderr)
     print(json.dumps(to_json(log), indent=2, allow_nan=False) if args.json else to_text(log))
-    return 0
+    return 130 if log.interrupted else 0
 
 
 def not_sglang(names: list[str], lines: int) -> str:

@@ -64,6 +64,7 @@ class Log:
         recognised_lines: statements recognised (a statement of several lines counts once).
         own_lines: those among them that only SGLang makes.
         columns: the batch lines as columns, if they were asked for.
+        interrupted: somebody stopped the reading; what came before is here.
     """
 
     sources: list[Source] = field(default_factory=list)
@@ -73,6 +74,7 @@ class Log:
     own_lines: int = 0
     access: Counter[str] = field(default_factory=Counter)
     mentions_sglang: bool = False
+    interrupted: bool = False
     columns: ColumnStore | None = None
 
     @property
@@ -90,6 +92,7 @@ def read_log(
     *,
     columns: bool = False,
     patient: bool | None = None,
+    keep_partial: bool = False,
     on_read: Callable[[int], object] | None = None,
 ) -> Log:
     """Read logs whole, in memory bounded whatever their size.
@@ -99,6 +102,7 @@ def read_log(
         columns: keep every batch line's fields as columns (``frames`` makes DataFrames of them).
         patient: use only the line-by-line parser (true) or the byte scanner (false); by default the size decides,
             because loading the scanner pays off only for large logs. Both give the same.
+        keep_partial: on an interrupt (Ctrl-C) give what was read so far instead of raising.
         on_read: called with the bytes of each read, for a progress bar.
 
     Returns:
@@ -115,7 +119,13 @@ def read_log(
 
         log.columns = ColumnStore()
     for source in log.sources:
-        _Stream(log, source).read(on_read, patient)
+        try:
+            _Stream(log, source).read(on_read, patient)
+        except KeyboardInterrupt:
+            if not keep_partial:
+                raise
+            log.interrupted = True
+            break
     return log
 
 
