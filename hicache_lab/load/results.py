@@ -23,7 +23,7 @@ class RequestRecord:
     """One request, measured at the client; token counts are the server's.
 
     Attributes:
-        index: in sending order; warm-up requests are negative.
+        index: in sending order from 1; warm-up requests count down from -1.
         phase, session, turn: its place in the plan.
         warmup: sent before measuring; in no summary.
         due_s: when it should have been sent (open loop), after the start; None in a closed loop.

@@ -126,7 +126,7 @@ class _Run:
         self._records: list[RequestRecord] = []
         self._unread: list[tuple[RequestRecord, RawStream]] = []
         self._unread_bytes = 0
-        self._sent = self._tokens = self._failures_in_a_row = 0
+        self._sent = self._measured = self._tokens = self._failures_in_a_row = 0
         self._start = time.perf_counter()
         self._deadline: float | None = None
         self._stop_reason: str | None = None
@@ -237,7 +237,8 @@ class _Run:
                 if self._must_stop(talk.tokens):
                     return
                 self._sent += 1
-                index = -self._sent if warmup else self._sent
+                self._measured += not warmup
+                index = -self._sent if warmup else self._measured
                 raw = await self._client.collect(request)
                 record = self._record(index, phase, number, place, warmup, due if place == 0 else None, raw)
                 if place == len(session.turns) - 1:
