@@ -95,6 +95,8 @@ def install(
         UsageError: unknown release or unfit interpreter.
         HostError: pip failed, or the disk is too full; nothing half-installed is left.
     """
+    if sys.platform != "linux":
+        raise HostError(f"the CPU server needs Linux, this is {sys.platform}; measure a server elsewhere with base_url")
     base = _interpreter(python)
     root = home(home_dir)
     target = _target(release, base, root)
