@@ -53,6 +53,12 @@ def test_the_same_seed_gives_the_same_prompts_and_another_seed_others(make) -> N
     assert make(7).phases != make(8).phases
 
 
+@pytest.mark.parametrize("make", PLANS.values(), ids=PLANS)
+def test_a_plan_can_be_made_again_from_its_record(make) -> None:
+    plan = make(7)
+    assert lab.plan_of(plan.name, plan.seed, {**plan.parameters, "form": plan.form, "warmup": 3}) == plan
+
+
 def test_requests_and_tokens_are_counted_with_their_history() -> None:
     plan = PLANS["multi_turn"](0)
     assert plan.requests == 12

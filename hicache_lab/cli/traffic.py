@@ -34,7 +34,7 @@ from hicache_lab.launch import LaunchConfig, parse_launch, refusals
 from hicache_lab.launch.flags import known_flags
 from hicache_lab.preflight import Question, ask
 from hicache_lab.releases import rules_for
-from hicache_lab.sizing.rank import resolve_page_size
+from hicache_lab.sizing.pages import resolve_page_size
 from hicache_lab.traces import FORMATS, GENERATORS, Trace, Workload, load_tokenizer
 from hicache_lab.units import GB, format_gb
 
@@ -419,7 +419,7 @@ def _simulate(args: argparse.Namespace, config: LaunchConfig, workload: Workload
     elif not args.host_tokens and config.hicache_ratio:
         raise UsageError("--hicache-ratio needs --model; without it give --host-tokens")
     host = args.host_tokens[0] if args.host_tokens else tier.tokens if tier else 0
-    page = resolve_page_size(config, question.geometry)[0] if question else config.page_size or 1
+    page = resolve_page_size(config, question.geometry, question.rules)[0] if question else config.page_size or 1
     trace = workload.load()
     record: dict[str, Any] = {"trace": trace_record(trace), "host_tier": asdict(tier) if tier else None}
     if args.rules == "blocks":

@@ -13,7 +13,7 @@ from hicache_lab.errors import ServerError, UsageError
 from hicache_lab.load.conversation import Conversation, Target
 from hicache_lab.load.ownloop import in_own_loop
 from hicache_lab.load.pace import LagMeter, Limits, Pace
-from hicache_lab.load.plans import Phase, Plan, Session, random_prompts
+from hicache_lab.load.plans import Phase, Plan, Session, warmup_plan
 from hicache_lab.load.results import LoadResult, RequestRecord
 from hicache_lab.load.watch import PERIOD_SECONDS, Watcher, went_backwards
 from hicache_lab.server import RawStream, Reply, ServerInfo, SglangClient, read_stream
@@ -179,10 +179,7 @@ class _Run:
         )
 
     async def _warm_up(self, count: int) -> None:
-        plan = random_prompts(
-            seed=-1 - self._plan.seed, prompts=count, prompt_tokens=16, answer_tokens=4, form=self._plan.form
-        )
-        sessions = plan.phases[0].sessions
+        sessions = warmup_plan(self._plan, count).phases[0].sessions
         await asyncio.gather(*(self._session("warm-up", n, s, None, None, warmup=True) for n, s in enumerate(sessions)))
 
     async def _phase(self, phase: Phase) -> None:

@@ -25,7 +25,8 @@ def headline(answer: Answer) -> str:
             return f"{answer.verdict}  {answer.refusal.flag}: {answer.refusal.message}"
         return f"{answer.verdict}  missing: {'; '.join(answer.missing)}"
     by = "--hicache-size is per rank" if answer.size_gb > 0 else f"--hicache-ratio {answer.ratio:g} is per rank"
-    total = f"{answer.ranks_on_host} ranks × {format_gb(rank.requested_bytes)} = {_amount(answer.host_bytes)}"
+    ranks = "1 rank" if answer.ranks_on_host == 1 else f"{answer.ranks_on_host} ranks"
+    total = f"{ranks} × {format_gb(rank.requested_bytes)} = {_amount(answer.host_bytes)}"
     if len({one.requested_bytes for one in answer.ranks}) > 1:
         total = (
             f"{answer.ranks_on_host} ranks, up to {format_gb(rank.requested_bytes)} each = {_amount(answer.host_bytes)}"
@@ -75,9 +76,10 @@ def _outcome(answer: Answer) -> list[str]:
     question, lines = answer.question, []
     if answer.verdict == "OOM_RISK":
         limit = question.limit_bytes or 0
-        lines.append(
-            f"the host is out of memory at about {format_gb(max(0, limit), 0)} resident; the kernel kills workers"
-        )
+        if limit <= 0:
+            other = format_gb(question.overhead_bytes)
+            return [f"the server's other memory ({other}) alone takes all that is available, before any host pool"]
+        lines.append(f"the host is out of memory at about {format_gb(limit, 0)} resident; the kernel kills workers")
         if answer.orders and answer.orders[1].refusal is not None:
             lines.append(
                 f"if the ranks come {_order_line(answer.orders[1]).removeprefix('checking ')}: a clean refusal"
@@ -106,7 +108,7 @@ def _refusal(answer: Answer) -> list[str]:
 
 
 def _doing(answer: Answer, advice: Advice | None) -> list[str]:
-    if advice is None or answer.verdict == "FITS":
+    if advice is None or answer.verdict == "FITS" or answer.question.host is None:
         return []
     choices = []
     if advice.size_gb is not None and advice.size_bytes is not None:

@@ -146,6 +146,7 @@ def test_the_notebook_measures_a_real_server(server: cpuserver.Server, tmp_path:
     assert figures["release"] == server.release
     assert figures["predicted_host_tokens"] == figures["observed_host_tokens"] == 8193
     assert figures["host_tokens_agree"] is True
+    assert figures["requests"] == 24
     assert figures["read_host_tokens"] > 0
     frame = pd.read_parquet(result_file.with_name("requests.parquet"))
     assert frame["error"].isna().all()
