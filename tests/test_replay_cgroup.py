@@ -67,9 +67,7 @@ def v2_machine(tmp_path: Path, own: str, delegated: dict[str, str]) -> tuple[Pat
     mount = tmp_path / "cg"
     proc = tmp_path / "proc/self"
     proc.mkdir(parents=True)
-    (proc / "mountinfo").write_text(
-        f"30 23 0:26 / {mount} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
-    )
+    (proc / "mountinfo").write_text(f"30 23 0:26 / {mount} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n")
     (proc / "cgroup").write_text(f"0::{own}\n")
     for folder, control in delegated.items():
         here = mount / folder

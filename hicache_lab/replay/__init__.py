@@ -2,7 +2,7 @@
 
 from hicache_lab.replay.model import RaceMap, memory_at, race_map, simulate
 from hicache_lab.replay.physical import enact
-from hicache_lab.replay.story import Guard, RankStory, Replay, Sample, Story
+from hicache_lab.replay.story import Guard, RankStory, Replay, Sample, Story, story_of_release
 
 __all__ = [
     "Guard",
@@ -15,4 +15,5 @@ __all__ = [
     "memory_at",
     "race_map",
     "simulate",
+    "story_of_release",
 ]

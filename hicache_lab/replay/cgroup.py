@@ -104,8 +104,7 @@ def find_layout(proc: Path = Path("/proc")) -> Layout:
         member = (proc / "self/cgroup").read_text().splitlines()
     except OSError as error:
         raise HostError(
-            f"physical replay needs Linux control groups: {error.filename}: {error.strerror}; "
-            f"use the virtual replay"
+            f"physical replay needs Linux control groups: {error.filename}: {error.strerror}; use the virtual replay"
         ) from None
     groups = {}
     for line in member:
@@ -182,9 +181,7 @@ def _create(layout: Layout, tree: Tree, parents: list[Path], limit_bytes: int) -
             headroom = headroom_bytes(layout, parent, tree)
             if headroom < limit_bytes:
                 # a group above would run out first, and the kernel would choose among others' processes
-                raise HostError(
-                    f"only {format_gb(headroom)} left below its own limit, {format_gb(limit_bytes)} wanted"
-                )
+                raise HostError(f"only {format_gb(headroom)} left below its own limit, {format_gb(limit_bytes)} wanted")
             tree.make(group)
             made = True
             _limit(layout, tree, group, limit_bytes)
@@ -196,9 +193,7 @@ def _create(layout: Layout, tree: Tree, parents: list[Path], limit_bytes: int) -
             if enabled:
                 _janitor.withdraw(parent)
     raise HostError(
-        "no memory control group could be made ("
-        + "; ".join(reasons)
-        + "). Run as root, or in a delegated group: "
+        "no memory control group could be made (" + "; ".join(reasons) + "). Run as root, or in a delegated group: "
         "systemd-run --user --scope -p Delegate=yes hicache-lab replay --physical; or use the virtual replay"
     )
 

@@ -181,9 +181,7 @@ def race_map(story: Story, skews_seconds: Iterable[float], sizes_gb: Iterable[fl
             requested = round(size * GB)
             resident = requested * story.pool_bytes // story.requested_bytes
             row.append(
-                simulate(
-                    replace(story, skew_seconds=skew, requested_bytes=requested, resident_bytes=resident)
-                ).outcome
+                simulate(replace(story, skew_seconds=skew, requested_bytes=requested, resident_bytes=resident)).outcome
             )
         rows.append(tuple(row))
     return RaceMap(story, skews, sizes, tuple(rows))

@@ -121,6 +121,7 @@ class _Actor:
     passed: bool | None = None
     full: bool = False
     stopped: bool = False
+    idle: int = 0  # what the process itself held before it took a page
     peak: int = 0
     ended: float | None = None
 
@@ -159,9 +160,10 @@ class _Cast:
             for number, arrival in enumerate(self.story.arrivals_ns()):
                 self.actors.append(_Actor(number, arrival, self._start(other=False)))
             self.other = self._start(other=True)
-            everybody = [actor.process for actor in self.actors] + [self.other]
-            for process in everybody:
+            for process in [*(actor.process for actor in self.actors), self.other]:
                 self._expect(process, "ready")
+            for actor in self.actors:
+                actor.idle = psutil.Process(actor.process.pid).memory_info().rss
             # the processes' own memory is part of what the host holds already
             rest = self.story.other_bytes // self.scale - self.group.usage_bytes()
             assert self.other.stdin is not None
@@ -215,9 +217,7 @@ class _Cast:
         """The next reply, which must begin with ``word``; empty when the process has been killed."""
         assert process.stdout is not None
         if not select.select([process.stdout], [], [], DEADLINE_SECONDS)[0]:
-            raise HostError(
-                f"a replayed rank did not answer for {DEADLINE_SECONDS:.0f} s; the machine is too busy"
-            )
+            raise HostError(f"a replayed rank did not answer for {DEADLINE_SECONDS:.0f} s; the machine is too busy")
         words = process.stdout.readline().decode().split()
         if not words and process.wait() == -signal.SIGKILL:
             return []
@@ -240,9 +240,7 @@ class _Cast:
         waiting = sorted(self.actors, key=lambda actor: (actor.arrival, actor.number))
         while True:
             if time.monotonic() > deadline:
-                raise HostError(
-                    f"the replay did not end within {DEADLINE_SECONDS:.0f} s; the machine is too busy"
-                )
+                raise HostError(f"the replay did not end within {DEADLINE_SECONDS:.0f} s; the machine is too busy")
             if waiting and self.now() >= waiting[0].arrival / NS:
                 due = [actor for actor in waiting if actor.arrival == waiting[0].arrival]
                 waiting = waiting[len(due) :]
@@ -302,8 +300,8 @@ class _Cast:
                 rss = psutil.Process(actor.process.pid).memory_info().rss if actor.ended is None else 0
             except psutil.NoSuchProcess:
                 rss = 0
-            held.append(rss)
-            actor.peak = max(actor.peak, rss)
+            held.append(max(rss - actor.idle, 0))
+            actor.peak = max(actor.peak, held[-1])
         self.samples.append(Sample(self.now(), self.group.usage_bytes(), tuple(held)))
 
     def told(self, actor: _Actor) -> RankStory:
@@ -363,9 +361,7 @@ class _KernelLog:
             while record := os.read(self._fd, 8192):
                 text = record.decode(errors="replace").split(";", 1)[-1].splitlines()[0]
                 if (text.startswith("oom-kill:") and group_name in text) or (
-                    text.startswith("Memory cgroup out of memory")
-                    and found
-                    and f" {_pid(found[-1])} " in text
+                    text.startswith("Memory cgroup out of memory") and found and f" {_pid(found[-1])} " in text
                 ):
                     found.append(text)
         except BlockingIOError:  # the end

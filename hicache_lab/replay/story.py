@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from hicache_lab.errors import UsageError
-from hicache_lab.units import GB, GIB, format_gb
+from hicache_lab.releases import RESERVE_BYTES, first_release_with, rules_for
+from hicache_lab.units import GB, format_gb
 
 Fate = Literal["survived", "refused", "oom_killed", "stopped"]
 Outcome = Literal["fits", "refused", "oom"]
 Order = Literal["rank", "reversed", "random"]
 
-NS = (
-    10**9
-)  # the models count time in whole nanoseconds, so the same seed gives the same story on every machine
+NS = 10**9  # the models count time in whole nanoseconds, so the same seed gives the same story on every machine
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,15 @@ class Guard:
         release: the SGLang release it stands for.
         reserve_bytes: what the check leaves to others (10 GiB in every known release).
         divides_by_ranks: whether the rest is first divided by the ranks of this host (0.5.19 and later).
-        source: release, file and function it was read from.
+        source: file and function it was read from.
+        warning: said when that release was not examined itself.
     """
 
     release: str
-    reserve_bytes: int = 10 * GIB
+    reserve_bytes: int = RESERVE_BYTES
     divides_by_ranks: bool = False
     source: str = ""
+    warning: str | None = None
 
     def budget_bytes(self, available_bytes: int, ranks_per_host: int) -> int:
         """The most that one rank may ask for; negative when less than the reserve is available."""
@@ -217,3 +218,33 @@ class Replay:
         if self.oom_kills:
             return "oom"
         return "refused" if self.refused else "fits"
+
+
+def story_of_release(version: str, *, size_gb: float, ranks: int = 8, **rest: Any) -> Story:
+    """A story whose check and allocator are those of a release.
+
+    Args:
+        version: the SGLang release; its rules say what the check divides and whether torch's pinned allocator
+            rounds each pool up to a power of two.
+        size_gb: ``--hicache-size``, GB (1e9) per rank.
+        ranks: scheduler processes on this host.
+        rest: further fields of `Story`.
+
+    Raises:
+        UnknownFact: the release is not known.
+        UsageError: the release has no ``--hicache-size``.
+    """
+    rules = rules_for(version)
+    if not rules.has_size_flag:
+        since = first_release_with("has_size_flag", True)
+        raise UsageError(f"--sglang-version {version}: --hicache-size exists from {since} on")
+    requested = round(size_gb * GB)
+    guard = Guard(
+        release=version,
+        reserve_bytes=RESERVE_BYTES,
+        divides_by_ranks=rules.guard_divides_by_ranks,
+        source=rules.sources[-1],
+        warning=rules.warning,
+    )
+    resident = 1 << (requested - 1).bit_length() if rules.pinned_power_of_two and requested > 0 else requested
+    return Story(guard, ranks, requested_bytes=requested, resident_bytes=resident, **rest)

@@ -310,7 +310,7 @@ def _guard(found: Constructor, statement: ast.stmt, scope: Scope, requested: str
     for fact in read_budget(budget, ast.unparse(budget) if budget is not None else "", line):
         found.state(fact)
     found.state(_shown(raised, reading, sides, module))
-    found.guard += [line, *[seen for seen in reading.seen if seen not in found.guard]]
+    found.guard += dict.fromkeys([line, *reading.seen])
 
 
 def _refusal(statement: ast.stmt) -> ast.Call | None:
@@ -347,7 +347,7 @@ def read_budget(budget: ast.expr | None, text: str, line: Line) -> list[Fact]:
     rest = budget
     match budget:
         case ast.BinOp(left=left, op=op, right=right) if not isinstance(op, ast.Sub):
-            divides = isinstance(op, ast.FloorDiv) and _is_ranks(right) or UNRECOGNISED
+            divides = (isinstance(op, ast.FloorDiv) and _is_ranks(right)) or UNRECOGNISED
             rest = left
     reserve: float | int | str = UNRECOGNISED
     sees: bool | str = UNRECOGNISED

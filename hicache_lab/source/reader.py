@@ -97,7 +97,8 @@ def eras() -> tuple[Era, ...]:
         rules = rules_for(release)
         by_name.setdefault(rules.era, []).append(rules)
     return tuple(
-        Era(name, tuple(rules.version for rules in members), rule_facts(members[0])) for name, members in by_name.items()
+        Era(name, tuple(rules.version for rules in members), rule_facts(members[0]))
+        for name, members in by_name.items()
     )
 
 
@@ -201,8 +202,8 @@ def read_source(tree: Tree) -> Reading:
     if not found:
         unparsed = "; could not be parsed: " + "; ".join(tree.unreadable[:3]) if tree.unreadable else ""
         raise InputError(
-            f"{tree.label}: no host-pool constructor found in {len(tree.paths)} Python files (a class whose __init__ takes "
-            f"host_to_device_ratio and sets its size); SGLang has one from 0.4.4 on{unparsed}"
+            f"{tree.label}: no host-pool constructor found in {len(tree.paths)} Python files (a class whose "
+            f"__init__ takes host_to_device_ratio and sets its size); SGLang has one from 0.4.4 on{unparsed}"
         )
     primary = max((one for _, one in found), key=lambda one: _children(tree, one.class_name))
     known = {line for _, one in found for line in one.guard}
@@ -319,11 +320,9 @@ def _row_products(owner: ast.ClassDef) -> Iterator[ast.expr]:
         if not isinstance(function, ast.FunctionDef) or function.name not in ("__init__", "get_size_per_token"):
             continue
         for node in ast.walk(function):
-            value: ast.expr | None = None
-            if isinstance(node, ast.Return) and function.name == "get_size_per_token":
-                value = node.value
-            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("size_per_token"):
-                value = node.value
+            returned = isinstance(node, ast.Return) and function.name == "get_size_per_token"
+            assigned = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("size_per_token")
+            value = node.value if isinstance(node, ast.Return | ast.Assign) and (returned or assigned) else None
             if value is not None and "itemsize" in ast.unparse(value):
                 yield value
 

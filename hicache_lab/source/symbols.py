@@ -55,7 +55,7 @@ class Scope:
     names: dict[str, ast.expr] = field(default_factory=dict)
     seen: list[Line] = field(default_factory=list)
     depth: int = 0
-    origin: dict[str, Line] = field(default_factory=dict)
+    origin: dict[str, tuple[Line, ...]] = field(default_factory=dict)
 
     def branch(self) -> Scope:
         """The same scope for one side of an ``if``."""
@@ -73,10 +73,11 @@ class Scope:
         """Remember what a name or ``self.x`` stands for from here on."""
         name = own_name(target)
         if name is not None and name not in KEPT:
-            meaning = self.meaning(value)
+            reading = Scope(self.module, self.names, [], self.depth, self.origin)
+            meaning = reading.meaning(value)
             # what has grown this far is no sizing arithmetic; it stays a symbol
             self.names[name] = meaning if sum(1 for _ in ast.walk(meaning)) < MAX_NODES else ast.Name(name)
-            self.origin[name] = self.module.line(value)
+            self.origin[name] = (self.module.line(value), *reading.seen)
         elif name is None and isinstance(target, ast.Tuple):
             for element in target.elts:
                 self.names.pop(own_name(element) or "", None)
@@ -100,8 +101,7 @@ class _Meaning(ast.NodeTransformer):
         if name in KEPT:
             return ast.Name(name)
         if name in scope.names:
-            if name in scope.origin:
-                _remember(scope, scope.origin[name])
+            _remember(scope, *scope.origin.get(name, ()))
             return scope.names[name]
         module, key = _definition(scope.module, name)
         if module is not None and key in module.constants:
@@ -111,21 +111,22 @@ class _Meaning(ast.NodeTransformer):
                 return value
         return ast.Name(name)
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802 - the name ast asks for
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         return self._named(node.id)
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:  # noqa: N802
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         if own_name(node) is not None:
             return self._named(node.attr)
         return ast.Attribute(self.visit(node.value), node.attr)
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:  # noqa: N802
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         return _folded(ast.BinOp(self.visit(node.left), node.op, self.visit(node.right)))
 
-    def visit_Call(self, node: ast.Call) -> ast.expr:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> ast.expr:
         args = [self.visit(argument) for argument in node.args]
         name = node.func.id if isinstance(node.func, ast.Name) else None
-        if name is not None and self.scope.depth < MAX_DEPTH:
+        # what a control group grants is no arithmetic, however a tree may read it: its name stays
+        if name is not None and "cgroup" not in name and self.scope.depth < MAX_DEPTH:
             module, key = _definition(self.scope.module, name)
             if module is not None and key in module.functions:
                 value = returned(module, module.functions[key], args, self.scope)
@@ -147,9 +148,8 @@ def _definition(module: Module, name: str, hops: int = 4) -> tuple[Module | None
     return None, name
 
 
-def _remember(scope: Scope, line: Line) -> None:
-    if line not in scope.seen:
-        scope.seen.append(line)
+def _remember(scope: Scope, *lines: Line) -> None:
+    scope.seen += [line for line in lines if line not in scope.seen]
 
 
 def returned(module: Module, function: ast.FunctionDef, args: list[ast.expr], caller: Scope) -> ast.expr | None:
@@ -201,11 +201,7 @@ def _leaves(body: list[ast.stmt]) -> bool:
 
 def _merge(scope: Scope, statement: ast.If, sides: list[Scope]) -> None:
     """After an ``if``: a name that differs by branch becomes ``choice(then, else)``."""
-    staying = [
-        side
-        for side, body in zip(sides, (statement.body, statement.orelse), strict=True)
-        if not _leaves(body)
-    ]
+    staying = [side for side, body in zip(sides, (statement.body, statement.orelse), strict=True) if not _leaves(body)]
     if len(staying) == 1:
         scope.names, scope.origin = staying[0].names, staying[0].origin
         return
@@ -214,4 +210,5 @@ def _merge(scope: Scope, statement: ast.If, sides: list[Scope]) -> None:
         values = [side.names.get(name, ast.Name(name)) for side in (first, second)]
         texts = [ast.unparse(value) for value in values]
         scope.names[name] = values[0] if texts[0] == texts[1] else ast.Call(ast.Name("choice"), values, [])
-        scope.origin |= {key: side.origin[key] for side in (second, first) for key in [name] if key in side.origin}
+        lines = (*first.origin.get(name, ()), *second.origin.get(name, ()))
+        scope.origin[name] = tuple(dict.fromkeys(lines))

@@ -47,9 +47,10 @@ class Module:
         return self.text.splitlines()
 
     def line(self, node: ast.AST) -> Line:
-        """Where a node begins."""
+        """Where a node begins, and its text on one line (of a compound statement or a definition its first)."""
         number = getattr(node, "lineno", 1)
-        return Line(self.path, number, self.lines[number - 1].strip())
+        last = number if hasattr(node, "body") else getattr(node, "end_lineno", None) or number
+        return Line(self.path, number, " ".join(text.strip() for text in self.lines[number - 1 : last])[:400])
 
     @cached_property
     def classes(self) -> list[ast.ClassDef]:
@@ -85,7 +86,7 @@ class Module:
     @cached_property
     def imports(self) -> dict[str, tuple[str, str]]:
         """Imported name → (module, name there); relative modules are made absolute from this file's place."""
-        found = {}
+        found: dict[str, tuple[str, str]] = {}
         for node in ast.walk(self.body):
             if isinstance(node, ast.ImportFrom):
                 package = self.path.split("/")[: -node.level] if node.level else []
@@ -221,7 +222,9 @@ def _wheel(path: Path) -> Tree:
         with zipfile.ZipFile(path) as archive:
             infos = [info for info in archive.infolist() if _wanted(info.filename)]
             if sum(info.file_size for info in infos) > MAX_TREE_BYTES:
-                raise InputError(f"{path}: unpacks to more than {MAX_TREE_BYTES // MIB} MiB of Python; not a wheel of SGLang")
+                raise InputError(
+                    f"{path}: unpacks to more than {MAX_TREE_BYTES // MIB} MiB of Python; not a wheel of SGLang"
+                )
             contents = {info.filename: archive.read(info) for info in infos if info.file_size <= MAX_FILE_BYTES}
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
         raise InputError(f"{path}: cannot be unpacked: {error}") from None
