@@ -33,6 +33,10 @@ def replay_figure(replays: Sequence[Replay], theme: Theme = "light") -> Figure:
         },
         xaxis={"title": {"text": "seconds since the first check, in the story's time"}},
         yaxis={"title": {"text": "host memory in use (GB = 1e9 bytes)"}, "rangemode": "tozero"},
+        # its entries are long: two rows of them would run into the title
+        legend={"orientation": "h", "yanchor": "top", "y": -0.2, "x": 0},
+        height=480,
+        margin={"l": 70, "r": 30, "t": 60, "b": 130},
     )
     for told in replays:
         colour, dash = _LINES[told.provenance]
