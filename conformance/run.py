@@ -80,7 +80,9 @@ def unpacked(release: str, cache: Path) -> Path:
 def _run(command: Sequence[str | Path], what: str) -> str:
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if done.returncode:
-        reason = "\n".join(done.stderr.strip().splitlines()[-6:])
+        said = done.stderr.strip().splitlines()
+        # pip's own warnings are not the reason; its list of every version is long
+        reason = "\n".join(line[:300] for line in said if not line.startswith("WARNING"))[-2000:]
         raise HostError(f"{what} failed (exit code {done.returncode}):\n{reason}")
     return done.stdout
 

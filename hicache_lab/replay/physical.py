@@ -20,6 +20,7 @@ import psutil
 
 from hicache_lab.errors import HostError, UsageError
 from hicache_lab.replay import _rank
+from hicache_lab.replay._rank import CHUNK
 from hicache_lab.replay.cgroup import Group, memory_group
 from hicache_lab.replay.story import NS, Fate, RankStory, Replay, Sample, Story
 from hicache_lab.units import GB, MB, format_gb
@@ -65,7 +66,8 @@ def enact(
     """Tell the story with real processes, a memory control group and the kernel's own OOM killer.
 
     Ranks that are to check at the same moment do so before any of them takes a page, as SGLang's ranks do,
-    which run in lock step; each reads the group's memory itself and decides itself.
+    which run in lock step; each reads the group's memory itself and decides itself. On a machine too busy to
+    keep the pace, later checks wait until the earlier ranks hold what the story says.
 
     Args:
         story: the launch at full size.
@@ -241,11 +243,16 @@ class _Cast:
         while True:
             if time.monotonic() > deadline:
                 raise HostError(f"the replay did not end within {DEADLINE_SECONDS:.0f} s; the machine is too busy")
-            if waiting and self.now() >= waiting[0].arrival / NS:
-                due = [actor for actor in waiting if actor.arrival == waiting[0].arrival]
-                waiting = waiting[len(due) :]
-                if self._check(due) and self.story.launcher and stop_at is None:
-                    stop_at = self.now() + self.story.teardown_seconds
+            # by the story's order, however late this loop comes round
+            at = waiting[0].arrival / NS if waiting else None
+            if at is not None and self.now() >= at and (stop_at is None or at < stop_at):
+                if self._caught_up(waiting[0].arrival):
+                    due = [actor for actor in waiting if actor.arrival == waiting[0].arrival]
+                    waiting = waiting[len(due) :]
+                    if self._check(due) and self.story.launcher and stop_at is None:
+                        stop_at = at + self.story.teardown_seconds
+                else:
+                    self.began = time.monotonic() - at / self.speed  # the story's clock stands still
             self._look()
             if stop_at is not None and self.now() >= stop_at:
                 self._stop()
@@ -254,6 +261,24 @@ class _Cast:
             if not pinning and not waiting and (stop_at is None or not self._alive()):
                 return
             time.sleep(0.002)
+
+    def _caught_up(self, arrival: int) -> bool:
+        """Whether the ranks hold what the story says they hold by then (a busy machine must not change that)."""
+        story = self.story
+        for actor in self.actors:
+            if not actor.passed or actor.full or actor.process.poll() is not None:
+                continue
+            planned = min(story.pool_bytes, story.pin_bytes_per_second * (arrival - actor.arrival) // NS)
+            if self._held(actor) < 0.98 * planned / self.scale - CHUNK:
+                return False
+        return True
+
+    def _held(self, actor: _Actor) -> int:
+        """What a rank has made resident; 0 when it is gone."""
+        try:
+            return max(psutil.Process(actor.process.pid).memory_info().rss - actor.idle, 0)
+        except psutil.NoSuchProcess:
+            return 0
 
     def _check(self, due: list[_Actor]) -> bool:
         """Let these ranks check at the same moment; True when one was refused."""
@@ -296,11 +321,7 @@ class _Cast:
         """Record the group's and each rank's memory."""
         held = []
         for actor in self.actors:
-            try:
-                rss = psutil.Process(actor.process.pid).memory_info().rss if actor.ended is None else 0
-            except psutil.NoSuchProcess:
-                rss = 0
-            held.append(max(rss - actor.idle, 0))
+            held.append(self._held(actor) if actor.ended is None else 0)
             actor.peak = max(actor.peak, held[-1])
         self.samples.append(Sample(self.now(), self.group.usage_bytes(), tuple(held)))
 
