@@ -6,7 +6,13 @@ it freely.
 """
 
 from hicache_lab.runs.execution import Limits, execute
-from hicache_lab.runs.parameters import Parameter, check_parameters, inspect_parameters, parse_parameter
+from hicache_lab.runs.parameters import (
+    Parameter,
+    check_parameters,
+    find_notebook,
+    inspect_parameters,
+    parse_parameter,
+)
 from hicache_lab.runs.recording import SOURCES, record, run_folder
 from hicache_lab.runs.results import Failure, Figure, RunResult, load_result
 
@@ -19,6 +25,7 @@ __all__ = [
     "RunResult",
     "check_parameters",
     "execute",
+    "find_notebook",
     "inspect_parameters",
     "load_result",
     "parse_parameter",
