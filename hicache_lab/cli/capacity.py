@@ -12,8 +12,8 @@ from typing import Any
 
 from hicache_lab.errors import InputError, UsageError
 from hicache_lab.host import HostMemory, read_host
-from hicache_lab.launch import LaunchConfig, parse_launch, render
-from hicache_lab.preflight import Answer, Question, advise, ask, assess, explain
+from hicache_lab.launch import LaunchConfig, parse_launch
+from hicache_lab.preflight import Answer, Question, advise, ask, assess, corrected_line, explain
 from hicache_lab.preflight.ask import DEVICE_FACTS, HOST_FACTS, OTHER_FACTS
 from hicache_lab.preflight.inverse import Advice
 from hicache_lab.preflight.record import answer_record
@@ -181,17 +181,6 @@ def _report(answer: Answer, advice: Advice, args: argparse.Namespace, extra: dic
     return EXIT[answer.verdict]
 
 
-def _corrected(config: LaunchConfig, answer: Answer, advice: Advice) -> str | None:
-    """The launch line with the largest safe size (or ratio) in it."""
-    if answer.verdict == "FITS" or config.source is None:
-        return None
-    if advice.size_gb is not None and answer.size_gb > 0:
-        return render(config, changes={"hicache_size": advice.size_gb, "hicache_ratio": None})
-    if advice.ratio is not None:
-        return render(config, changes={"hicache_ratio": advice.ratio, "hicache_size": None})
-    return None
-
-
 def _maximum(question: Question, args: argparse.Namespace) -> int:
     if question.limit_bytes is None:
         raise UsageError(
@@ -294,7 +283,10 @@ def run(command: str, args: argparse.Namespace) -> int:
     advice = advise(question)
     extra: dict[str, Any] = {}
     if command == "preflight":
-        extra = {"launch_notes": notes, "corrected_launch": _corrected(config, answer, advice)}
+        extra = {
+            "launch_notes": notes,
+            "corrected_launch": corrected_line(answer, advice, config) if config.source else None,
+        }
     return _report(answer, advice, args, extra)
 
 

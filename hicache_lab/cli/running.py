@@ -110,12 +110,20 @@ def run(_command: str, args: argparse.Namespace) -> int:
     return 0 if all(result.complete for _, result in results) else 1
 
 
+def _shown(value: str | int | float) -> str:
+    """A number with thousands separated, a long text on one line."""
+    if isinstance(value, bool | str):
+        text = " ".join(str(value).split())
+        return text if len(text) <= 100 else f"{text[:97]}…"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
 def _summary(folder: Path, result: RunResult) -> str:
     """What ran, how it ended, the first figures it left and where to look."""
     lines = [f"{result.notebook}: {result.status} in {result.seconds:.1f} s"]
     for name, figure in result.figures.items():
         if isinstance(figure.value, str | int | float):
-            shown = f"{figure.value:,}" if isinstance(figure.value, int) else str(figure.value)
+            shown = _shown(figure.value)
             lines.append(f"  {name:<28} {shown} {figure.unit}".rstrip() + f"  ({figure.source})")
     if result.error:
         where = f" in code cell {result.error.cell}" if result.error.cell else ""

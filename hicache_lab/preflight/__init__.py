@@ -1,7 +1,7 @@
 """Will it start, how much will it really take, and what to set instead."""
 
-from hicache_lab.preflight.ask import ask
-from hicache_lab.preflight.inverse import Advice, advise, with_ratio, with_release, with_size
+from hicache_lab.preflight.ask import ask, host_from_facts
+from hicache_lab.preflight.inverse import Advice, advise, corrected_line, with_ratio, with_release, with_size
 from hicache_lab.preflight.verdict import Answer, Order, Question, Refusal, Verdict, assess
 from hicache_lab.preflight.words import explain, headline
 
@@ -15,8 +15,10 @@ __all__ = [
     "advise",
     "ask",
     "assess",
+    "corrected_line",
     "explain",
     "headline",
+    "host_from_facts",
     "with_ratio",
     "with_release",
     "with_size",

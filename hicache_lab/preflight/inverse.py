@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hicache_lab.launch import LaunchConfig
+from hicache_lab.launch import LaunchConfig, render
 from hicache_lab.preflight.verdict import Answer, Question, assess
 from hicache_lab.releases import RESERVE_BYTES, rules_for
 from hicache_lab.units import GB
@@ -116,3 +116,20 @@ def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advi
         size_answer=sizes,
         ratio_answer=ratios,
     )
+
+
+def corrected_line(answer: Answer, advice: Advice, config: LaunchConfig) -> str | None:
+    """The launch line with the largest safe size (or ratio) in it; None where nothing is to be corrected or fits.
+
+    Args:
+        answer: the verdict on the line.
+        advice: the largest settings for the same launch.
+        config: the line as it was parsed.
+    """
+    if answer.verdict == "FITS":
+        return None
+    if advice.size_gb is not None and answer.size_gb > 0:
+        return render(config, changes={"hicache_size": advice.size_gb, "hicache_ratio": None})
+    if advice.ratio is not None:
+        return render(config, changes={"hicache_ratio": advice.ratio, "hicache_size": None})
+    return None

@@ -5,6 +5,7 @@ A notebook leaves its figures with ``record``; ``execute`` runs a notebook headl
 it freely.
 """
 
+from hicache_lab.runs.answers import record_answer
 from hicache_lab.runs.execution import Limits, execute
 from hicache_lab.runs.parameters import (
     Parameter,
@@ -30,5 +31,6 @@ __all__ = [
     "load_result",
     "parse_parameter",
     "record",
+    "record_answer",
     "run_folder",
 ]
