@@ -5,9 +5,13 @@ A figure that a notebook records under a name that is not here is compared too, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+_LATENCY = re.compile(r"(?:^|_)(?:ttft|itl|tpot|e2e)_(?:\w+_)?m?s$")
+_HIT_SHARE = re.compile(r"(?:hit|cached)_(?:share|rate|ratio)$")
 
 Direction = Literal["higher", "lower", ""]
 """Which way is better; empty: neither (bytes of a tier are a price, not a merit)."""
@@ -107,5 +111,14 @@ AIPERF_PARTS: Mapping[str, str] = {
 
 
 def metric(name: str, unit: str = "") -> Metric:
-    """A known figure, or one that is described by its name."""
-    return KNOWN.get(name) or Metric(name.replace("_", " "), unit, "")
+    """A known figure, or one that is described by its name: a latency is better low, a rate or a hit share high."""
+    if name in KNOWN:
+        return KNOWN[name]
+    title, better = name.replace("_", " "), _by_name(name)
+    return Metric(title, unit, better)
+
+
+def _by_name(name: str) -> Direction:
+    if _LATENCY.search(name):
+        return "lower"
+    return "higher" if name.endswith("_per_s") or _HIT_SHARE.search(name) else ""

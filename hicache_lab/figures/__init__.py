@@ -5,18 +5,23 @@ carry the meaning alone. ``theme`` is ``light`` or ``dark``.
 """
 
 from hicache_lab.figures.capacity import beliefs_figure, memory_figure, releases_figure, settings_figure
+from hicache_lab.figures.comparison import Tradeoff, comparison_figure, tiers_figure, tradeoff_figure
 from hicache_lab.figures.style import VERDICT_COLOURS, Theme
 from hicache_lab.figures.tuner import TunerData, apply_tuner, tuner_data, tuner_figure, tuner_values
 
 __all__ = [
     "VERDICT_COLOURS",
     "Theme",
+    "Tradeoff",
     "TunerData",
     "apply_tuner",
     "beliefs_figure",
+    "comparison_figure",
     "memory_figure",
     "releases_figure",
     "settings_figure",
+    "tiers_figure",
+    "tradeoff_figure",
     "tuner_data",
     "tuner_figure",
     "tuner_values",
