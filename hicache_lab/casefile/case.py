@@ -53,6 +53,7 @@ class Case:
     timeline: tuple[Moment, ...]
     files: Mapping[str, Path]
     not_known: tuple[str, ...]
+    files_origin: str = "measured"
 
     def value(self, name: str) -> Any:
         """The value of a fact.
@@ -138,10 +139,12 @@ def load_case(incident: str | Path) -> Case:
             # only the name is taken: a file of an incident lies in its folder
             files={kind: folder / Path(str(name)).name for kind, name in raw["files"].items()},
             not_known=tuple(str(text) for text in raw["not_known"]),
+            files_origin=str(raw.get("files_origin", "measured")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: a field is missing or of another form ({error})") from error
-    for name, origin in [(n, f.origin) for n, f in case.facts.items()] + [(m.what, m.origin) for m in case.timeline]:
+    origins = [(n, f.origin) for n, f in case.facts.items()] + [(m.what, m.origin) for m in case.timeline]
+    for name, origin in [*origins, ("files", case.files_origin)]:
         if origin not in ORIGINS:
             raise InputError(f"{path}: {name!r} has origin {origin!r}; expected one of {', '.join(ORIGINS)}")
     return case

@@ -24,6 +24,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "vectors": ("records", "replay recorded sizing vectors and report mismatches"),
     "verdicts": ("records", "replay recorded cases and report verdicts and misses"),
     "run": ("running", "run notebooks headless, each into a folder with its HTML and result.json"),
+    "parse": ("logs", "what an SGLang log says: runs, ranks, pools, batches, throughput, errors"),
+    "diagnose": ("incident", "why it failed: causes with the lines that show them, and what was looked for"),
+    "report": ("incident", "a postmortem or a run's record as Markdown and one HTML file"),
+    "watch": ("incident", "sample the host's memory into a file that survives a crash"),
     "server": (
         "servers",
         "a real SGLang with HiCache on this machine's CPU: install, start, stop, status, logs",

@@ -162,6 +162,15 @@ def _entries(reader: _Reader) -> tuple[dict[str, Any], str | None]:
     return found, left_out
 
 
+def server_args_entries(text: str) -> dict[str, Any]:
+    """Every entry of the first ``server_args=…`` in a text as it stands there, whatever its type.
+
+    The text may be cut or shortened: what can be read is given. Nothing is evaluated; without a dump it is empty.
+    """
+    start = _START.search(text)
+    return _entries(_Reader(text, start.end()))[0] if start else {}
+
+
 def parse_server_args(text: str) -> LaunchConfig:
     """Read the server's own account of its arguments.
 

@@ -1,0 +1,175 @@
+"""How fast a million-line log is read, beside grep and beside the loop one would write first.
+
+    python bench/bench_logs.py [--lines 1000000] [--repeats 5]
+
+Every method runs in a process of its own, all of them in turn, the least time of each counts (the machine may be
+shared). The time of ours and of the naive loop includes their imports; "warm" excludes them. Goals: at most 15 times
+``grep -c``, at least 5 times faster than the naive loop, at most 300 MB resident.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+GOAL_GREP, GOAL_NAIVE, GOAL_RSS_MB = 15.0, 5.0, 300.0
+
+
+def columns(path: str) -> tuple[int, int, int]:
+    """All batch fields of all lines as columns."""
+    from hicache_lab.logs.collect import read_log
+
+    log = read_log(path, columns=True)
+    assert log.columns is not None
+    decode = log.columns.columns("decode")
+    return len(decode["token"]), int(decode["token"].sum(dtype="int64")), len(log.columns.columns("prefill")["line"])
+
+
+def frames(path: str) -> tuple[int, int, int]:
+    """The same as pandas DataFrames."""
+    from hicache_lab.logs.collect import read_log
+    from hicache_lab.logs.frames import batches
+
+    log = read_log(path, columns=True)
+    decode, prefill = batches(log, "decode"), batches(log, "prefill")
+    return len(decode), int(decode["token"].astype("int64").sum()), len(prefill)
+
+
+def summary(path: str) -> tuple[int, int, int]:
+    """Runs and sums only; no column is kept."""
+    from hicache_lab.logs.collect import read_log
+
+    (run,) = read_log(path).runs
+    return run.batches.decode, 0, run.batches.prefill
+
+
+def naive(path: str) -> tuple[int, int, int]:
+    """A regular expression for each line, rows into a list, the list into pandas."""
+    import re
+
+    import pandas as pd
+
+    head = r"^\[(\S+ \S+?) TP(\d+)\] "
+    decode_line = re.compile(
+        head + r"Decode batch, #running-req: (\d+), #token: (\d+), token usage: ([\d.]+), cuda graph: (\w+), "
+        r"gen throughput \(token/s\): ([\d.]+), #queue-req: (\d+)"
+    )
+    prefill_line = re.compile(
+        head + r"Prefill batch, #new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+), token usage: ([\d.]+), "
+        r"#running-req: (\d+), #queue-req: (\d+), cuda graph: (\w+), input throughput \(token/s\): ([\d.]+)"
+    )
+    decode, prefill = [], []
+    with Path(path).open() as file:
+        for line in file:
+            if match := decode_line.match(line):
+                at, rank, running, token, usage, graph, rate, queue = match.groups()
+                decode.append(
+                    (at, int(rank), int(running), int(token), float(usage), graph == "True", float(rate), int(queue))
+                )
+            elif match := prefill_line.match(line):
+                at, rank, seqs, new, cached, usage, running, queue, graph, rate = match.groups()
+                row = (at, int(rank), int(seqs), int(new), int(cached), float(usage), int(running), int(queue))
+                prefill.append((*row, graph == "True", float(rate)))
+    d = pd.DataFrame(decode, columns=["at", "rank", "running", "token", "usage", "graph", "rate", "queue"])
+    d["at"] = pd.to_datetime(d["at"], format="%Y-%m-%d %H:%M:%S")
+    p = pd.DataFrame(prefill)
+    return len(d), int(d["token"].sum()), len(p)
+
+
+METHODS = {"columns": columns, "frames": frames, "summary": summary, "naive": naive}
+
+
+def child(method: str, path: str) -> None:
+    """Run one method here and print its measures."""
+    begun = time.perf_counter()
+    cpu = time.process_time()
+    found = METHODS[method](path)
+    cold = time.perf_counter() - begun
+    cold_cpu = time.process_time() - cpu
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    begun = time.perf_counter()
+    METHODS[method](path)
+    warm = time.perf_counter() - begun
+    print(json.dumps({"cold": cold, "cpu": cold_cpu, "warm": warm, "rss_mb": rss, "found": found}))
+
+
+def grep(path: str) -> float:
+    """Seconds of ``grep -c`` (into a pipe: with /dev/null as its output GNU grep stops at the first match)."""
+    begun = time.perf_counter()
+    subprocess.run(["grep", "-c", "Decode batch", path], check=True, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"})
+    return time.perf_counter() - begun
+
+
+def main() -> int:
+    """Measure, print a table, and return 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--lines", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(*args.child)
+        return 0
+    if shutil.which("grep") is None:
+        print("bench_logs: grep is needed as the rival; install it")
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "server.log")
+        subprocess.run([sys.executable, HERE / "gen_log.py", path, "--lines", str(args.lines)], check=True)
+        return report(path, args.repeats)
+
+
+def report(path: str, repeats: int) -> int:
+    """Run every method in turn and compare the least times."""
+    least: dict[str, dict[str, float]] = {}
+    found: dict[str, list[int]] = {}
+    greps = []
+    command = [sys.executable, __file__, "--child"]
+    subprocess.run([*command, "columns", path], check=True, stdout=subprocess.DEVNULL)  # compiled once, then cached
+    for turn in range(repeats):
+        for method in METHODS:
+            if method == "naive" and turn >= max(2, repeats // 2):
+                continue
+            greps += [grep(path), grep(path)]
+            done = subprocess.run([*command, method, path], check=True, capture_output=True, text=True)
+            measured = json.loads(done.stdout)
+            found[method] = measured.pop("found")
+            best = least.setdefault(method, measured)
+            least[method] = {key: min(best[key], value) for key, value in measured.items()}
+    assert found["columns"] == found["frames"] == found["naive"], "the methods disagree"
+    base = min(greps)
+    size = Path(path).stat().st_size / 1e6
+    print(f"{size:.1f} MB; grep -c 'Decode batch' {base:.3f} s (least of {len(greps)})")
+    print(f"{'method':10} {'with imports':>13} {'x grep':>7} {'warm':>8} {'x grep':>7} {'CPU s':>7} {'RSS MB':>7}")
+    for method, m in least.items():
+        print(
+            f"{method:10} {m['cold']:11.2f} s {m['cold'] / base:7.1f} {m['warm']:6.2f} s {m['warm'] / base:7.1f} "
+            f"{m['cpu']:7.2f} {m['rss_mb']:7.0f}"
+        )
+    goals = {
+        f"columns ≤ {GOAL_GREP:.0f} × grep": (least["columns"]["cold"] / base, lambda x: x <= GOAL_GREP),
+        f"frames ≥ {GOAL_NAIVE:.0f} × faster than the naive loop": (
+            least["naive"]["cold"] / least["frames"]["cold"],
+            lambda x: x >= GOAL_NAIVE,
+        ),
+        f"columns ≤ {GOAL_RSS_MB:.0f} MB resident": (least["columns"]["rss_mb"], lambda x: x <= GOAL_RSS_MB),
+        f"summary ≤ {GOAL_RSS_MB:.0f} MB resident": (least["summary"]["rss_mb"], lambda x: x <= GOAL_RSS_MB),
+    }
+    missed = 0
+    for goal, (value, met) in goals.items():
+        print(f"{'met   ' if met(value) else 'MISSED'} {goal}: {value:.1f}")
+        missed += not met(value)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""``diagnose``, ``report`` and ``watch``: why it failed, written up, and a memory series for the next time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hicache_lab.errors import UsageError
+
+if TYPE_CHECKING:
+    from hicache_lab.incident import Diagnosis, Facts, Finding
+
+WIDTH = 118
+
+
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    """The arguments of one of the commands."""
+    if command == "watch":
+        _watch_arguments(parser)
+    elif command == "report":
+        _report_arguments(parser)
+    else:
+        parser.add_argument("logs", nargs="+", metavar="LOG", help="server log, rotated set, directory, or -")
+        add_facts(parser)
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_facts(parser: argparse.ArgumentParser) -> None:
+    """What else may be known about an incident."""
+    parser.add_argument("--kernel-log", action="append", default=[], metavar="F", help="dmesg, journalctl -k, kern.log (repeat)")
+    parser.add_argument("--memory", action="append", default=[], metavar="F", help="watch file, CSV, free, meminfo, vmstat, node-exporter (repeat)")
+    parser.add_argument("--host-ram", metavar="SIZE", help="RAM of the host, with its unit: 449GB, 418GiB")
+    parser.add_argument("--available", metavar="SIZE", help="memory available before the launch, with its unit")
+    parser.add_argument("--sglang-version", metavar="V", help="the release, if it is known; else the wording tells")
+
+
+def gather_from(args: argparse.Namespace, logs: list[str]) -> Facts:
+    """The facts the arguments name."""
+    from hicache_lab.incident import gather
+    from hicache_lab.units import parse_bytes
+
+    return gather(
+        logs,
+        kernel_logs=args.kernel_log,
+        memory=args.memory,
+        host_ram_bytes=parse_bytes(args.host_ram, what="--host-ram") if args.host_ram else None,
+        available_bytes=parse_bytes(args.available, what="--available") if args.available else None,
+        release=args.sglang_version,
+    )
+
+
+def run(command: str, args: argparse.Namespace) -> int:
+    """Run one of the commands."""
+    if command == "watch":
+        return _watch(args)
+    if command == "report":
+        return _report(args)
+    from hicache_lab.incident import diagnose
+
+    result = diagnose(gather_from(args, args.logs))
+    print(json.dumps(result.to_json(), indent=2) if args.json else diagnosis_text(result))
+    return 3 if result.findings else 0
+
+
+def diagnosis_text(result: Diagnosis) -> str:
+    """The findings with their evidence, and what was looked for and not found."""
+    out = []
+    if not result.findings:
+        out.append(f"no finding  {result.recognised_lines:,} statements recognised in {result.lines:,} lines")
+    many = len(result.facts.log.runs) > 1
+    for number, finding in enumerate(result.findings, 1):
+        out += _finding_text(number, finding, with_run=many)
+    missing = [f"{cause} ({looks_for})" for cause, looks_for in result.not_found()]
+    if missing:
+        out.append("looked for and not found:")
+        out += _wrap("; ".join(missing), "  ")
+    return "\n".join(out)
+
+
+def _finding_text(number: int, finding: Finding, *, with_run: bool) -> list[str]:
+    run = f"  run {finding.run}" if with_run else ""
+    out = [f"{number}. {finding.cause}  [{finding.role}, {finding.confidence} confidence]{run}"]
+    out += _wrap(finding.explanation, "   ")
+    out += _wrap(f"do: {finding.remedy}", "   ")
+    for evidence in finding.evidence[:6]:
+        out.append(f"     {evidence.file}:{evidence.line}  {printable(evidence.text)[:140]}")
+    if len(finding.evidence) > 6:
+        out.append(f"     … {len(finding.evidence) - 6} more lines (--json)")
+    return [*out, ""]
+
+
+def printable(text: str) -> str:
+    """Log text for a terminal: control characters are shown, not obeyed."""
+    return "".join(char if char.isprintable() else " " if char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _wrap(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(printable(text), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "targets", nargs="+", metavar="RUN|INCIDENT|LOG", help="a run folder, an incident folder or its name, or server logs"
+    )
+    add_facts(parser)
+    parser.add_argument("--title", default="", help="title of the document")
+    parser.add_argument("--timezone", default="UTC", help="zone of the logs' clock (IANA name, default UTC)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where the two files go (default: reports/NAME)")
+
+
+def _report(args: argparse.Namespace) -> int:
+    from hicache_lab.report import postmortem, run_report, write_report
+    from hicache_lab.units import parse_bytes
+
+    first = Path(args.targets[0])
+    if (first / "result.json").exists():
+        if len(args.targets) > 1:
+            raise UsageError("report: one run folder at a time")
+        name, document = "report", run_report(first)
+        folder = args.output or first
+    else:
+        post = postmortem(
+            args.targets,
+            kernel_logs=args.kernel_log,
+            memory=args.memory,
+            title=args.title,
+            timezone=args.timezone,
+            host_ram_bytes=parse_bytes(args.host_ram, what="--host-ram") if args.host_ram else None,
+            available_bytes=parse_bytes(args.available, what="--available") if args.available else None,
+            release=args.sglang_version,
+        )
+        name, document = "postmortem", post.document()
+        folder = args.output or Path("reports") / (post.case.folder.name if post.case else first.name.split(".")[0] or "incident")
+    for path in write_report(document, folder, name):
+        print(path)
+    return 0
+
+
+def _watch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="where samples are appended, one JSON line each")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between samples (default 1)")
+    parser.add_argument("--pid", type=int, action="append", default=[], metavar="N", help="a process to look at (repeat)")
+    parser.add_argument("--sglang", action="store_true", help="all processes of SGLang servers, found anew each time")
+    parser.add_argument("--samples", type=int, metavar="N", help="stop after N samples (default: until interrupted)")
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from hicache_lab.incident.watch import CrashSafeFile, process_share, samples
+
+    if args.samples is not None and args.samples < 1:
+        raise UsageError(f"--samples: expected a number above 0, got {args.samples}")
+    for pid in args.pid:
+        if process_share(pid) is None:
+            raise UsageError(f"--pid {pid}: no such process")
+    from tqdm import tqdm
+
+    file = CrashSafeFile(args.output)
+    shown = tqdm(total=args.samples, unit="sample", file=sys.stderr, disable=not sys.stderr.isatty())
+    taken = 0
+    try:
+        for sample in samples(args.interval, pids=args.pid, all_sglang=args.sglang, count=args.samples):
+            file.write(sample)
+            taken += 1
+            shown.set_postfix_str(f"{sample['available_bytes'] / 1e9:,.1f} GB available")
+            shown.update()
+    except KeyboardInterrupt:
+        # watching ends this way; what was sampled is on the disk
+        pass
+    finally:
+        shown.close()
+        file.close()
+    print(f"{taken} samples in {args.output}", file=sys.stderr)
+    return 0

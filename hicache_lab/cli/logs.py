@@ -1,0 +1,79 @@
+"""``parse``: what a log says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hicache_lab.errors import InputError, UsageError
+
+
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``parse``."""
+    parser.add_argument("logs", nargs="+", metavar="LOG", help="server log, rotated set, directory, or - for standard input")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/parse-json.md)")
+    parser.add_argument("--parquet", type=Path, metavar="DIR", help="also write batches, allocations and errors as parquet")
+    parser.add_argument("--follow", action="store_true", help="keep reading a growing log and print what it says")
+    parser.add_argument("--no-progress", action="store_true", help="no progress bar on standard error")
+
+
+def run(command: str, args: argparse.Namespace) -> int:
+    """Read the logs and print what they say."""
+    if args.follow:
+        return _follow(args)
+    from hicache_lab.logs.collect import read_log
+    from hicache_lab.logs.summary import to_json, to_text
+
+    with progress(args.logs, quiet=args.no_progress) as on_read:
+        log = read_log(args.logs, columns=args.parquet is not None, on_read=on_read)
+    if not log.is_sglang:
+        raise InputError(not_sglang([source.name for source in log.sources], log.lines))
+    if args.parquet is not None:
+        from hicache_lab.logs.frames import write_parquet
+
+        for path in write_parquet(log, args.parquet):
+            print(f"wrote {path}", file=sys.stderr)
+    print(json.dumps(to_json(log), indent=2, allow_nan=False) if args.json else to_text(log))
+    return 0
+
+
+def not_sglang(names: list[str], lines: int) -> str:
+    """The message for input without a single line that SGLang prints."""
+    return (
+        f"{', '.join(names)}: {lines:,} lines and none of them is known from an SGLang server (releases 0.4.4 … 0.5.23); "
+        "give the server's own log (standard output and standard error)"
+    )
+
+
+def _follow(args: argparse.Namespace) -> int:
+    from hicache_lab.logs.collect import follow_events
+    from hicache_lab.logs.summary import event_json
+
+    if len(args.logs) != 1 or args.parquet is not None:
+        raise UsageError("--follow: reads one LOG and writes no parquet; give a single path")
+    for event in follow_events(args.logs[0]):
+        if event.kind == "access":
+            continue
+        if args.json:
+            print(json.dumps(event_json(event), allow_nan=False), flush=True)
+        else:
+            at = event.at.isoformat(sep=" ") if event.at else "-"
+            print(f"{at}  {event.rank.label or '-'}  {event.kind}  {event.text[:200]}", flush=True)
+    return 0
+
+
+@contextmanager
+def progress(paths: list[str], *, quiet: bool) -> Iterator[Callable[[int], object] | None]:
+    """A progress bar on standard error over the bytes of the given files; none for small ones or a pipe."""
+    total = sum(Path(path).stat().st_size for path in paths if Path(path).is_file())
+    if quiet or total < 32 << 20 or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="B", unit_scale=True, desc="reading", file=sys.stderr) as bar:
+        yield bar.update

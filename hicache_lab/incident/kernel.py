@@ -1,0 +1,124 @@
+"""What the kernel said about memory: dmesg, ``dmesg -T``, journald, syslog."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from hicache_lab.logs.assemble import Assembler
+from hicache_lab.logs.events import Event, KernelOom, Where
+from hicache_lab.logs.reader import chunks
+from hicache_lab.units import KIB
+
+_UPTIME = re.compile(r"\[ *(\d+\.\d{3,})\]")
+_DMESG_T = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d) (\d{4})\]")
+_SYSLOG = re.compile(r"^(?:<\d+>)?([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d) ")
+_ISO = re.compile(r"^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")
+_LIMIT = re.compile(r"memory: usage (\d+)kB, limit (\d+)kB")
+_HUGE = re.compile(r"hugepages_total=(\d+) hugepages_free=(\d+) .*?hugepages_size=(\d+)kB")
+_PAGES = re.compile(r"\b(\d+) pages RAM\b")
+_GROUP = re.compile(r"oom_memcg=([^,\s]+)")
+_KILL = re.compile(r"((?:Memory cgroup out of memory|Out of memory): Kill(?:ed)? process .*)")
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class KernelLog:
+    """The kernel's statements about memory in one log, in its order.
+
+    Attributes:
+        kills: processes killed for memory.
+        cgroup_limit_bytes: the limit of the group that was full, if it was a group's limit.
+        cgroup_usage_bytes: what the group was charged then.
+        cgroup: the group's path.
+        hugepages_total_bytes: huge pages reserved, all nodes and sizes, as the first report lists them.
+        hugepages_free_bytes: those among them that nobody used.
+        ram_bytes: the host's RAM as the report counts it.
+        evidence: the lines these facts stand in, by fact.
+    """
+
+    path: str
+    kills: tuple[KernelOom, ...] = ()
+    cgroup_limit_bytes: int | None = None
+    cgroup_usage_bytes: int | None = None
+    cgroup: str | None = None
+    hugepages_total_bytes: int = 0
+    hugepages_free_bytes: int = 0
+    ram_bytes: int | None = None
+    lines: int = 0
+    evidence: dict[str, Event] = field(default_factory=dict)
+
+
+def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
+    """Read a kernel log.
+
+    Args:
+        path: output of ``dmesg``, ``dmesg -T``, ``journalctl -k``, or /var/log/kern.log; may be compressed.
+        year: the year of syslog times, which carry none; without it such lines have no time.
+
+    Returns:
+        The facts; a log without an out-of-memory report has no kills. Times since boot stay ``uptime_s``.
+
+    Raises:
+        InputError: unreadable.
+    """
+    log = KernelLog(path)
+    kills: list[KernelOom] = []
+    seen_huge: set[str] = set()
+    number = 0
+    for chunk in chunks(path):
+        for raw in chunk.removesuffix(b"\n").split(b"\n"):
+            number += 1
+            line = raw.decode("utf-8", "replace").rstrip("\r")
+            where = Where(path, number)
+            log = _facts(log, line, where, seen_huge if not kills else None)
+            if (match := _KILL.search(line)) is not None:
+                at, uptime = _time(line, year)
+                for event in (*(a := Assembler()).feed(match[1], where), *a.close()):
+                    if isinstance(event, KernelOom):
+                        kills.append(replace(event, at=at, uptime_s=uptime, text=line.strip()))
+    return replace(log, kills=tuple(kills), lines=number)
+
+
+def _facts(log: KernelLog, line: str, where: Where, seen_huge: set[str] | None) -> KernelLog:
+    note = Event(where=where, text=line.strip()[:500])
+    if match := _LIMIT.search(line):
+        log.evidence.setdefault("cgroup_limit", note)
+        return replace(log, cgroup_usage_bytes=int(match[1]) * KIB, cgroup_limit_bytes=int(match[2]) * KIB)
+    if match := _GROUP.search(line):
+        log.evidence.setdefault("cgroup", note)
+        return replace(log, cgroup=match[1])
+    if match := _PAGES.search(line):
+        log.evidence.setdefault("ram", note)
+        return replace(log, ram_bytes=int(match[1]) * _PAGE)
+    if seen_huge is not None and (match := _HUGE.search(line)):
+        key = line[match.start() - 12 : match.start()] + match[3]
+        if key not in seen_huge and int(match[1]):
+            seen_huge.add(key)
+            size = int(match[3]) * KIB
+            log.evidence.setdefault("hugepages", note)
+            total = log.hugepages_total_bytes + int(match[1]) * size
+            return replace(
+                log, hugepages_total_bytes=total, hugepages_free_bytes=log.hugepages_free_bytes + int(match[2]) * size
+            )
+    return log
+
+
+def _time(line: str, year: int | None) -> tuple[datetime | None, float | None]:
+    uptime = _UPTIME.search(line)
+    at = None
+    if match := _ISO.match(line):
+        at = _at(f"{match[1]} {match[2]}", "%Y-%m-%d %H:%M:%S")
+    elif match := _DMESG_T.search(line):
+        at = _at(f"{match[4]} {match[1]} {match[2]} {match[3]}", "%Y %b %d %H:%M:%S")
+    elif year is not None and (match := _SYSLOG.match(line)):
+        at = _at(f"{year} {match[1]} {match[2]} {match[3]}", "%Y %b %d %H:%M:%S")
+    return at, float(uptime[1]) if uptime else None
+
+
+def _at(text: str, form: str) -> datetime | None:
+    try:
+        return datetime.strptime(text, form)  # noqa: DTZ007 - printed without a zone
+    except ValueError:
+        return None

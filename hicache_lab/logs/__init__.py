@@ -1,0 +1,1 @@
+"""SGLang logs of any release: text in, typed events and tables out."""

@@ -1,0 +1,333 @@
+"""A whole log in bounded memory: the fast path over chunks, the patient parser for what it hands back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hicache_lab.logs import events as ev
+from hicache_lab.logs.assemble import Assembler
+from hicache_lab.logs.reader import STDIN, Source, arrays, chunks, follow, sources
+from hicache_lab.logs.run import Run
+
+if TYPE_CHECKING:
+    from hicache_lab.logs.columns import ColumnStore
+    from hicache_lab.logs.scanner import Rows, Scan, Scanner
+
+# what only SGLang says; a Python traceback, an access log or a kernel line alone does not make an SGLang log
+_OWN = frozenset(
+    {
+        "server_args",
+        "device_pool",
+        "capacity",
+        "host_pool",
+        "host_refusal",
+        "host_smaller",
+        "host_sizing",
+        "host_pressure",
+        "pin_failure",
+        "rewrite",
+        "storage",
+        "batch",
+        "retraction",
+        "token_shortage",
+        "turned_away",
+        "process_death",
+        "request_stats",
+    }
+)
+# below this the patient parser alone is faster than loading the byte scanner
+_PATIENT_BYTES = 6 << 20
+_USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage")
+_OWN_MILESTONES = frozenset({"ready", "weights_begin", "weights_end", "dist_begin", "dist_end", "pool_end", "tree_init"})
+
+
+@dataclass
+class Log:
+    """What one or more logs say.
+
+    Attributes:
+        sources: the streams read.
+        runs: the launches, in the order of the streams and their lines.
+        lines: physical lines read.
+        recognised_lines: statements recognised (a statement of several lines counts once).
+        own_lines: those among them that only SGLang makes.
+        columns: the batch lines as columns, if they were asked for.
+    """
+
+    sources: list[Source] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    lines: int = 0
+    recognised_lines: int = 0
+    own_lines: int = 0
+    access: Counter[str] = field(default_factory=Counter)
+    mentions_sglang: bool = False
+    columns: ColumnStore | None = None
+
+    @property
+    def is_sglang(self) -> bool:
+        """Whether anything here was said by SGLang."""
+        return self.own_lines > 0
+
+    def events(self) -> Iterator[ev.Event]:
+        """The kept events of all runs."""
+        return (event for run in self.runs for event in run.events)
+
+
+def read_log(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    columns: bool = False,
+    patient: bool | None = None,
+    on_read: Callable[[int], object] | None = None,
+) -> Log:
+    """Read logs whole, in memory bounded whatever their size.
+
+    Args:
+        paths: one or more files, directories, or ``-``; rotated files of one log become one stream.
+        columns: keep every batch line's fields as columns (``frames`` makes DataFrames of them).
+        patient: use only the line-by-line parser (true) or the byte scanner (false); by default the size decides,
+            because loading the scanner pays off only for large logs. Both give the same.
+        on_read: called with the bytes of each read, for a progress bar.
+
+    Returns:
+        Runs with their events and sums. A log without anything of SGLang has no runs' worth of facts
+        (``is_sglang`` is false); nothing is raised for it.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    log = Log(sources=sources(str(path) for path in given))
+    if columns:
+        from hicache_lab.logs.columns import ColumnStore
+
+        log.columns = ColumnStore()
+    for source in log.sources:
+        # numba's import and first compilation are worth their time only for a large log
+        small = STDIN not in source.paths and source.size < _PATIENT_BYTES
+        _Stream(log, source).read(on_read, patient=small if patient is None else patient)
+    return log
+
+
+def read_events(paths: str | Path | Iterable[str | Path]) -> Iterator[ev.Event]:
+    """Every event of the logs, batch lines included, one at a time through the patient parser."""
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    for source in sources(str(path) for path in given):
+        assembler = Assembler()
+        for path in source.paths:
+            for number, line, ended in _lines(path):
+                yield from assembler.feed(line, ev.Where(path, number), ended=ended)
+        yield from assembler.close()
+
+
+def follow_events(path: str, *, stop: Callable[[], bool] = lambda: False, poll_s: float = 0.5) -> Iterator[ev.Event]:
+    """The events of a growing file, for ever; a statement is held until the next line or the next look."""
+    assembler = Assembler()
+    for number, raw in enumerate(follow(path, stop=stop, poll_s=poll_s), 1):
+        yield from assembler.feed(raw.decode("utf-8", "replace").rstrip("\r\n"), ev.Where(path, number))
+    yield from assembler.close()
+
+
+def _lines(path: str) -> Iterator[tuple[int, str, bool]]:
+    number = 0
+    for chunk in chunks(path):
+        lines = chunk.split(b"\n")
+        ended = lines[-1] == b""
+        for index, raw in enumerate(lines[:-1] if ended else lines):
+            number += 1
+            last = not ended and index == len(lines) - 1
+            yield number, raw.decode("utf-8", "replace").rstrip("\r"), not last
+
+
+class _Stream:
+    """One stream being read: its assembler, its current run, and who was idle."""
+
+    def __init__(self, log: Log, source: Source) -> None:
+        self.log = log
+        self.source = source
+        self.assembler = Assembler()
+        self.run: Run | None = None
+        self.starts: list[tuple[int, Run]] = []
+        self.idle: dict[str, bool] = {}
+        self.path = source.paths[0]
+        self.previous_line = 0
+
+    def read(self, on_read: Callable[[int], object] | None, *, patient: bool) -> None:
+        scanner = None
+        if not patient:
+            from hicache_lab.logs.scanner import Scanner
+
+            scanner = Scanner()
+        for self.path in self.source.paths:
+            self.previous_line = 0
+            self.starts = [(0, self.run)] if self.run else []
+            if scanner is None:
+                self._patiently(on_read)
+            else:
+                scanner.lines = 0
+                for found in _ahead(_scans(scanner, self.path, on_read)):
+                    self._found(found, scanner)
+                self.log.lines += scanner.lines
+        self._take(self.assembler.close())
+
+    def _patiently(self, on_read: Callable[[int], object] | None) -> None:
+        for chunk in arrays(self.path, on_read=on_read):
+            text = chunk.tobytes()
+            lines = text.split(b"\n")
+            ended = lines.pop() == b"" if text.endswith(b"\n") else False
+            for index, raw in enumerate(lines):
+                self._line(raw, self.previous_line + 1, ended=ended or index < len(lines) - 1)
+        self.log.lines += self.previous_line
+
+    def _found(self, scan: Scan, scanner: Scanner) -> None:
+        if scan.accesses:
+            self.log.access["2xx"] += scan.accesses
+            self.log.recognised_lines += scan.accesses
+        for number, raw, ended in scan.others:
+            self._line(raw, number, ended=ended)
+        for rows, phase in ((scan.decode, "decode"), (scan.prefill, "prefill")):
+            if len(rows):
+                self._rows(rows, phase, scanner)
+                if self.run is not None and phase in scan.samples:
+                    self.run.lines.setdefault(f"{phase}:", scan.samples[phase])
+        if scan.last_line > self.previous_line:
+            self._take(self.assembler.interrupt())
+        self.previous_line = scan.last_line
+
+    def _line(self, raw: bytes, number: int, *, ended: bool) -> None:
+        if number != self.previous_line + 1:
+            self._take(self.assembler.interrupt())
+        self.previous_line = number
+        if not raw.strip():
+            return
+        if not self.log.mentions_sglang and b"sglang" in raw:
+            self.log.mentions_sglang = True
+        line = raw.decode("utf-8", "replace").rstrip("\r")
+        self._take(self.assembler.feed(line, ev.Where(self.path, number), ended=ended))
+
+    def _take(self, events: Iterable[ev.Event]) -> None:
+        for event in events:
+            self.log.recognised_lines += 1
+            if event.kind in _OWN or (isinstance(event, ev.Milestone) and event.name in _OWN_MILESTONES):
+                self.log.own_lines += 1
+            if isinstance(event, ev.Access):
+                self.log.access[f"{(event.status or 0) // 100}xx"] += 1
+                continue
+            run = self._run_for(event)
+            if isinstance(event, ev.Batch):
+                self._batch(event, run)
+            else:
+                run.add(event)
+
+    def _run_for(self, event: ev.Event) -> Run:
+        if self.run is None or self._restarts(event, self.run):
+            self.run = Run(len(self.log.runs) + 1, self.source.name, event.where)
+            self.log.runs.append(self.run)
+            self.starts.append((event.where.line, self.run))
+        return self.run
+
+    @staticmethod
+    def _restarts(event: ev.Event, run: Run) -> bool:
+        if isinstance(event, ev.ServerArgs):
+            return run.counts["server_args"] > 0 or run.counts["milestone"] > 0 or run.batches.decode > 0
+        if not isinstance(event, ev.Milestone) or event.name not in ("dist_begin", "weights_begin"):
+            return False
+        mine = [m for m in run.of(ev.Milestone) if m.rank == event.rank]
+        # a draft model loads its weights in the same launch; a launch that was ready or had failed does not
+        again = any(m.name == event.name for m in mine)
+        over = run.milestone("ready") or run.counts["process_death"] or run.counts["host_refusal"] or run.counts["failure"]
+        return again and (event.name == "dist_begin" or bool(over))
+
+    def _batch(self, batch: ev.Batch, run: Run) -> None:
+        label = batch.rank.label
+        fresh = False
+        if batch.phase == "decode":
+            fresh = self.idle.get(label, True)
+            self.idle[label] = False
+        elif batch.running_req == 0:
+            self.idle[label] = True
+        run.batches.add(batch, fresh)
+        run.lines.setdefault(f"{batch.phase}:", batch.text)
+        if label:
+            run.labels.setdefault(label)
+        run.saw(batch.at)
+        if self.log.columns is not None:
+            self.log.columns.add_event(batch, fresh, run.index)
+
+    def _rows(self, rows: Rows, phase: str, scanner: Scanner) -> None:
+        self.log.recognised_lines += len(rows)
+        self.log.own_lines += len(rows)
+        if self.run is None:
+            self.run = Run(len(self.log.runs) + 1, self.source.name, ev.Where(self.path, int(rows.line[0])))
+            self.log.runs.append(self.run)
+            self.starts.append((0, self.run))
+        cuts = [int(c) for c in np.searchsorted(rows.line, [start for start, _ in self.starts])]
+        # rows before the first known start belong to it too: its first line came later in the same chunk
+        cuts[0] = 0
+        for (_, run), begin, end in zip(self.starts, cuts, [*cuts[1:], len(rows)], strict=True):
+            if end > begin:
+                self._sum(rows.part(begin, end), phase, run, scanner)
+        self.starts = self.starts[-1:]
+
+    def _sum(self, rows: Rows, phase: str, run: Run, scanner: Scanner) -> None:
+        stats, values = run.batches, rows.values
+        counted = np.bincount(rows.tag, minlength=1)
+        for tag in np.flatnonzero(counted):
+            label = scanner.tags[tag]
+            stats.by_rank[label] += int(counted[tag])
+            if label:
+                run.labels.setdefault(label)
+        for name in ("running_req", "queue_req", *_USAGES):
+            column = values.get(name)
+            if column is None:
+                continue
+            # argmax stops at the first NaN, so it serves only columns without one
+            best = int(column.argmax() if name in rows.full else np.nan_to_num(column, nan=-1.0).argmax())
+            shown = "token_usage" if name in _USAGES else name
+            stats.peak(shown, float(column[best]), ev.Where(self.path, int(rows.line[best])))
+        run.saw(_time(int(rows.at_ms.min())))
+        run.saw(_time(int(rows.at_ms.max())))
+        if phase == "prefill":
+            stats.prefill += len(rows)
+            stats.cached_tokens += int(np.nansum(values["cached_token"])) if "cached_token" in values else 0
+            stats.new_tokens += int(np.nansum(values["new_token"])) if "new_token" in values else 0
+        else:
+            stats.decode += len(rows)
+            stats.fresh += int(rows.fresh.sum())
+            if "gen_throughput" in values:
+                steady = values["gen_throughput"][~rows.fresh]
+                steady = steady[~np.isnan(steady)]
+                stats.throughput_lines += len(steady)
+                stats.throughput_sum += float(steady.sum())
+                stats.throughput_max = max(stats.throughput_max, float(steady.max(initial=0.0)))
+        if self.log.columns is not None:
+            self.log.columns.add_rows(rows, phase, scanner.tags, self.path, run.index)
+
+
+def _scans(scanner: Scanner, path: str, on_read: Callable[[int], object] | None) -> Iterator[Scan]:
+    for chunk in arrays(path, on_read=on_read):
+        position = 0
+        while position < len(chunk):
+            position, found = scanner.scan(chunk, position)
+            yield found
+
+
+def _ahead(scans: Iterator[Scan]) -> Iterator[Scan]:
+    """Read and scan the next part while the last one is being summed up (the scan does not hold the GIL)."""
+    with ThreadPoolExecutor(1) as worker:
+        coming = worker.submit(next, scans, None)
+        while (scan := coming.result()) is not None:
+            coming = worker.submit(next, scans, None)
+            yield scan
+
+
+def _time(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).replace(tzinfo=None)

@@ -1,0 +1,402 @@
+"""Every wording of 30 releases, every prefix, every irregularity; no crash and no invented event on damaged input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hicache_lab.logs import events as ev
+from hicache_lab.logs.assemble import Assembler
+from hicache_lab.logs.collect import follow_events, read_events, read_log
+from hicache_lab.logs.prefix import records
+from hicache_lab.logs.reader import sources
+from hicache_lab.units import GB, GIB, KIB, MIB
+
+FIXTURES = Path(__file__).parent / "fixtures" / "logs"
+CATALOGUE: list[dict[str, Any]] = json.loads((FIXTURES / "catalogue.json").read_text(encoding="utf-8"))
+REAL = sorted(FIXTURES.glob("*.server.log"))
+
+# name in the catalogue → (attribute, factor)
+NAMES: dict[str, tuple[str, float]] = {
+    "mem_usage_gib": ("usage_bytes", GIB),
+    "avail_gib": ("avail_bytes", GIB),
+    "free_gib": ("avail_bytes", GIB),
+    "mem_gib": ("kv_bytes", GIB),
+    "k_gib": ("k_bytes", GIB),
+    "v_gib": ("v_bytes", GIB),
+    "kv_gib": ("kv_bytes", GIB),
+    "conv_gib": ("conv_bytes", GIB),
+    "ssm_gib": ("ssm_bytes", GIB),
+    "intermediate_ssm_gib": ("intermediate_ssm_bytes", GIB),
+    "intermediate_conv_gib": ("intermediate_conv_bytes", GIB),
+    "available_gpu_mem_gib": ("available_gpu_bytes", GIB),
+    "budget_gib": ("budget_bytes", GIB),
+    "pools_gib": ("pools_bytes", GIB),
+    "total_gib": ("total_bytes", GIB),
+    "tried_mib": ("tried_bytes", MIB),
+    "free_mib": ("free_bytes", MIB),
+    "shmem_rss_kb": ("shmem_rss_bytes", KIB),
+    "requested_gb": ("requested_bytes", GB),
+    "free_gb": ("free_bytes", GB),
+    "gb": ("bytes", GB),
+    "timeout_ms": ("timeout_s", 0.001),
+    "running": ("running_req", 1),
+    "queue": ("queue_req", 1),
+    "cuda_graph": ("graph", 1),
+    "full_tokens": ("tokens", 1),
+    "full_layer_tokens": ("tokens", 1),
+    "swa_layer_tokens": ("swa_tokens", 1),
+    "tokens_upper_bound": ("tokens", 1),
+    "max_states": ("states", 1),
+    "seconds": ("elapsed_s", 1),
+    "bs": ("batch_sizes", 1),
+    "rank": ("index", 1),
+    "prealloc": ("prealloc_req", 1),
+    "inflight": ("inflight_req", 1),
+    "bootstrap": ("bootstrap_req", 1),
+    "transfer": ("transfer_req", 1),
+    "retracted": ("retracted_req", 1),
+    "unbootstrapped": ("unbootstrapped_req", 1),
+    "transferring": ("transferring_req", 1),
+}
+# facts that are the event's class or follow from the release, checked by name below
+CLASSES: dict[str, type[ev.Event]] = {
+    "ready": ev.Milestone,
+    "error": ev.Event,
+    "event": ev.Event,
+    "kind": ev.HostPool,
+    "oom_kill": ev.ProcessDeath,
+    "free_includes_reserve": ev.HostRefusal,
+    "free_is_per_rank_share": ev.HostRefusal,
+    "pool": ev.HostRefusal,
+}
+ERRORS: dict[str, type[ev.Event]] = {
+    "host_smaller_than_device": ev.HostSmaller,
+    "no_host_memory_left": ev.HostRefusal,
+    "decode_oom": ev.TokenShortage,
+    "prefill_oom": ev.TokenShortage,
+    "decode_oom_abort": ev.TokenShortage,
+    "device_memory_insufficient": ev.TokenShortage,
+    "queue_full": ev.Turned,
+    "scheduler_exception": ev.Failure,
+    "detokenizer_exception": ev.Failure,
+    "watchdog": ev.Stall,
+    "health_check_failed": ev.Stall,
+    "sigquit": ev.Stall,
+    "scheduler_dead": ev.ProcessDeath,
+    "scheduler_died": ev.ProcessDeath,
+    "subprocess_crashed": ev.ProcessDeath,
+    "graph_capture_failed": ev.GpuOom,
+    "cuda_oom": ev.GpuOom,
+    "host_pin_failed": ev.Failure,  # only the traceback around it says that it was pinning
+    "nccl_timeout": ev.Stall,
+    "kernel_oom_kill": ev.KernelOom,
+    "defunct": ev.Defunct,
+    "host_pressure_drop": ev.HostPressure,
+    "prefetch_page_failed": ev.Storage,
+    "flush_refused": ev.Turned,
+}
+
+
+def parse(text: str) -> list[ev.Event]:
+    assembler = Assembler()
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        found += list(assembler.feed(line, ev.Where("log", number)))
+    return found + list(assembler.close())
+
+
+def value_of(event: ev.Event, name: str) -> Any:
+    if hasattr(event, name):
+        return getattr(event, name)
+    return event.other[name] if isinstance(event, ev.Batch) else None
+
+
+@pytest.mark.parametrize("row", CATALOGUE, ids=lambda row: row["id"])
+def test_catalogue_example_gives_one_event_with_its_values(row: dict[str, Any]) -> None:
+    (event,) = parse(row["example"])
+    for name, expected in row["parsed"].items():
+        if name == "ts":
+            assert event.at == datetime.fromisoformat(expected)
+        elif name == "ranks" and isinstance(expected, dict):
+            assert dict(event.rank.tags) == expected
+        elif name == "pid" and isinstance(event, ev.Milestone):
+            assert "pid" not in event.text  # the logger's own brackets are gone
+        elif name == "http":
+            assert isinstance(event, ev.Access)
+            assert {key: getattr(event, key) for key in expected} == expected
+        elif name == "server_args":
+            assert isinstance(event, ev.ServerArgs)
+            assert {key: event.args[key] for key in expected} == expected
+        elif name in ("error", "event"):
+            assert isinstance(event, ERRORS[expected])
+        elif name in CLASSES:
+            assert isinstance(event, CLASSES[name])
+        elif name == "name" and not isinstance(event, ev.ProcessDeath):
+            assert expected in (value_of(event, "label"), value_of(event, "process"), value_of(event, "pool").split(":")[-1]
+                                if isinstance(event, ev.HostPool) else None)  # fmt: skip
+        elif name == "label":
+            assert value_of(event, "pool") == expected
+        else:
+            attribute, factor = NAMES.get(name, (name, 1))
+            attribute = {(ev.Rewrite, "layout"): "value", (ev.Stall, "seconds"): "timeout_s"}.get((type(event), name), attribute)
+            if isinstance(event, ev.Retraction | ev.HostPressure | ev.Storage | ev.TokenShortage) and hasattr(event, name):
+                attribute = name
+            got = value_of(event, attribute)
+            if isinstance(expected, list):
+                assert list(got) == expected
+            elif isinstance(expected, bool | str):
+                assert got == expected
+            else:
+                assert got == pytest.approx(expected * factor, rel=1e-9, abs=0.5 if factor > 1000 else 1e-9)
+
+
+RECORD = "[2026-01-02 03:04:05 TP1] Allocating 300.00 GB host memory for hierarchical KV cache."
+PREFIXES = [
+    "",
+    "2026-01-02T03:04:05.678901234Z ",
+    "sglang-1  | ",
+    "2026-01-02T03:04:05.678901234+00:00 stderr F ",
+    "Jan 02 03:04:05 host python3[1]: ",
+    "2026-01-02T03:04:05+0000 host python3[17]: ",
+    "(Actor pid=1, ip=10.0.0.1) ",
+    "\x1b[36m(Actor pid=1)\x1b[0m ",
+    "[pod/sglang-0/server] ",
+    "Loading:  90%|####      | 9/10 [00:18<00:01, 15.22it/s]",
+    "Loading:  0/30 [00:00<?]\rLoading: 90%|█▌| [00:10<00:02,  2.75s/it]\r",
+    "server.log:17:",
+    "3: ",
+]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_record_behind_any_prefix(prefix: str) -> None:
+    (event,) = parse(prefix + RECORD)
+    assert isinstance(event, ev.HostPool)
+    assert (event.bytes, event.rank.label, event.at) == (300 * GB, "TP1", datetime(2026, 1, 2, 3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "at"),
+    [
+        ("2026-01-02T03:04:05.123Z pod-x INFO TP0] Decode batch, #running-req: 8, #token: 5", "TP0", 123),
+        ("2026-01-02T03:04:05.678901Z  INFO sglang.scheduler: Decode batch, #running-req: 8, #token: 5", "", 678),
+        ("2026-01-02 03:04:05,173 - sglang.srt - INFO - Decode batch, #running-req: 8, #token: 5", "", 173),
+        ("2026-01-02 03:04:05 TP3] Decode batch, #running-req: 8, #token: 5", "TP3", 0),
+        ("[2026-01-02 03:04:05 DisaggregationMode.PREFILL TP1] Decode batch, #running-req: 8, #token: 5", "TP1", 0),
+        ("[2026-01-02 03:04:05 FOO7 TP1] Decode batch, #running-req: 8, #token: 5", "FOO7 TP1", 0),
+    ],
+)
+def test_eaten_and_foreign_prefixes(line: str, rank: str, at: int) -> None:
+    (event,) = parse(line)
+    assert isinstance(event, ev.Batch)
+    assert (event.running_req, event.token, event.rank.label) == (8, 5, rank)
+    assert event.at is not None
+    assert event.at.microsecond // 1000 == at
+
+
+def test_undated_record_needs_a_rank() -> None:
+    (event,) = parse("[03:04:05 TP2] Decode batch. #running-req: 8, #token: 5, token usage: 0.43")
+    assert event.at is None
+    assert event.rank.label == "TP2"
+    assert parse("[00:10<00:02,  2.75s/it] 0/30 [00:00 something]") == []
+
+
+def test_two_records_on_one_line_and_a_split_write() -> None:
+    both = parse("[2026-01-02 03:04:05 TP1] Alloc" + RECORD.replace("TP1", "TP2"))
+    assert [event.rank.label for event in both] == ["TP2"]
+    both = parse(RECORD + RECORD.replace("TP1", "TP2"))
+    assert [event.rank.label for event in both] == ["TP1", "TP2"]
+
+
+def test_wrapped_line_is_joined_and_elided_line_read_by_key() -> None:
+    (event,) = parse(
+        "[2026-01-02 03:04:05 TP0] Allocating kv hierarchical KV host pool: 3035904 tokens, 40.41 GB host memory,\n"
+        "  packed MTP KV layers: target_layers=12, draft_layers=1, total_layers=13."
+    )
+    assert isinstance(event, ev.HostPool)
+    assert (event.tokens, event.draft_layers) == (3035904, 1)
+    (event,) = parse("[2026-01-02 03:04:05 TP0] Decode batch, #running-req: 8, ..., token usage: 0.43, ...")
+    assert isinstance(event, ev.Batch)
+    assert (event.running_req, event.token, event.token_usage) == (8, None, 0.43)
+
+
+def test_cut_last_line_drops_the_value_it_was_cut_in(tmp_path: Path) -> None:
+    whole = "[2026-01-02 03:04:05 TP0] Prefill batch, #new-seq: 1, #new-token: 512, #cached-token: 20, #queue-req: 5\n"
+    cut = "[2026-01-02 03:04:06 TP0] Prefill batch, #new-seq: 1, #new-token: 51"
+    (tmp_path / "a.log").write_text(whole + cut)
+    first, last = read_events(tmp_path / "a.log")
+    assert isinstance(first, ev.Batch)
+    assert isinstance(last, ev.Batch)
+    assert (first.new_token, last.new_seq, last.new_token) == (512, 1, None)
+    # nothing before it shows that fields are missing: the value is as printed
+    (tmp_path / "b.log").write_text(whole.rstrip("\n"))
+    (only,) = read_events(tmp_path / "b.log")
+    assert isinstance(only, ev.Batch)
+    assert only.queue_req == 5
+
+
+def test_interleaved_tracebacks_keep_their_rank() -> None:
+    events = parse(
+        "[2026-01-02 03:04:05 TP3] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "scheduler.py", line 1, in run\n'
+        "[2026-01-02 03:04:05 TP1] Decode batch, #running-req: 8, #token: 5\n"
+        "    raise ValueError(\n"
+        "ValueError: Not enough host memory available. Requesting 300.00 GB but only have 120.00 GB free. Please reduce\n"
+        "\n"
+        "[2026-01-02 03:04:06] Received sigquit from a child process. It usually means the child failed.\n"
+    )
+    batch, refusal, sigquit = events
+    assert isinstance(batch, ev.Batch)
+    assert isinstance(refusal, ev.HostRefusal)
+    assert (refusal.rank.label, refusal.where.line, refusal.free_bytes) == ("TP3", 5, 120 * GB)
+    assert isinstance(sigquit, ev.Stall)
+
+
+def test_pinning_failure_needs_its_traceback() -> None:
+    text = (
+        "[2026-01-02 03:04:05 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "memory_pool_host.py", line 1, in init_kv_buffer\n'
+        "RuntimeError: CUDA error: invalid argument\n"
+    )
+    assert isinstance(parse(text)[0], ev.PinFailure)
+    assert isinstance(parse(text.replace("memory_pool_host", "x").replace("init_kv_buffer", "y"))[0], ev.Failure)
+
+
+def test_docker_json_and_cri_parts_are_joined() -> None:
+    half, rest = RECORD[:40], RECORD[40:]
+    docker = "\n".join(
+        json.dumps({"log": part, "stream": "stderr", "time": "2026-01-02T03:04:05Z"}) for part in (half, rest + "\n")
+    )
+    cri = f"2026-01-02T03:04:05Z stderr P {half}\n2026-01-02T03:04:05Z stderr F {rest}"
+    for text in (docker, cri):
+        (event,) = parse(text)
+        assert isinstance(event, ev.HostPool)
+        assert event.rank.label == "TP1"
+
+
+def test_look_alikes_are_not_batch_lines() -> None:
+    (event,) = parse("[2026-01-02 03:04:05 TP0] Cache not flushed because there are pending requests. #queue-req: 2, #running-req: 7")
+    assert isinstance(event, ev.Turned)
+    for line in (
+        "we saw #queue-req: 2, #running-req: 7 in the log and token usage: 0.9",
+        "Input token throughput (tok/s):          8570.96",
+        "INFO 01-02 03:04:05 [loggers.py:116] Engine 000: Avg prompt throughput: 0.0 tokens/s, GPU KV cache usage: 0.0%",
+        "I think Allocating 300.00 GB host memory for hierarchical KV cache. is per rank",
+        "[aiter] Decode batch, #running-req: 8, #token: 5",
+        "If exit code is -9 (SIGKILL), a common cause is the OS OOM killer.",
+    ):
+        assert parse(line) == [], line
+
+
+def test_record_quoted_in_a_prompt_is_not_one() -> None:
+    line = f"[2026-01-02 03:04:05] Receive: obj=GenerateReqInput(text='why {RECORD}')"
+    assert parse(line) == []
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-8-sig", "crlf", "gz", "zst"])
+def test_encoding_and_compression_change_nothing(path: Path, encoding: str, tmp_path: Path) -> None:
+    text = path.read_bytes().decode()
+    copy = tmp_path / path.name
+    if encoding == "gz":
+        copy.write_bytes(gzip.compress(text.encode()))
+    elif encoding == "zst":
+        copy.write_bytes(zstandard.compress(text.encode()))
+    elif encoding == "crlf":
+        copy.write_bytes(text.replace("\n", "\r\n").encode())
+    else:
+        copy.write_bytes(text.encode(encoding))
+    strip = [(e.where.line, e.kind, e.text) for e in read_events(path)]
+    assert [(e.where.line, e.kind, e.text) for e in read_events(copy)] == strip
+    assert len(strip) > 8
+
+
+def test_real_two_rank_log() -> None:
+    log = read_log(FIXTURES / "0.5.10-guard-tp2-size6-touched.server.log")
+    (run,) = log.runs
+    assert run.host_bytes_by_rank() == {"TP1": 6 * GB, "TP0": 6 * GB}
+    assert (run.ranks_seen, run.expected_ranks, run.device_tokens) == (["TP0", "TP1"], 2, 2048)
+    assert run.args["hicache_size"] == 6
+    releases = run.releases
+    assert releases is not None
+    assert (releases.first, releases.last) == ("0.5.10", "0.5.12")
+
+
+def test_rotated_set_is_one_stream_in_order_of_time(tmp_path: Path) -> None:
+    lines = (FIXTURES / "0.5.10-mla-tp2-hicache.server.log").read_bytes().splitlines(keepends=True)
+    (tmp_path / "s.log.2.gz").write_bytes(gzip.compress(b"".join(lines[:100])))
+    (tmp_path / "s.log.1").write_bytes(b"".join(lines[100:200]))
+    (tmp_path / "s.log").write_bytes(b"".join(lines[200:]))
+    (source,) = sources([str(tmp_path / name) for name in ("s.log", "s.log.1", "s.log.2.gz")])
+    assert [Path(path).name for path in source.paths] == ["s.log.2.gz", "s.log.1", "s.log"]
+    log = read_log(tmp_path)
+    whole = read_log(FIXTURES / "0.5.10-mla-tp2-hicache.server.log")
+    assert len(log.runs) == 1
+    assert log.runs[0].batches == whole.runs[0].batches or log.runs[0].batches.decode == whole.runs[0].batches.decode
+    assert log.recognised_lines == whole.recognised_lines
+
+
+def test_restart_in_one_stream_starts_a_new_run(tmp_path: Path) -> None:
+    one = (FIXTURES / "0.5.10-guard-tp1-ratio05.server.log").read_text()
+    two = (FIXTURES / "0.5.10-guard-tp2-size5.server.log").read_text()
+    (tmp_path / "a.log").write_text(one + two)
+    runs = read_log(tmp_path / "a.log").runs
+    assert [run.expected_ranks for run in runs] == [1, 2]
+    assert [run.counts["host_pool"] for run in runs] == [0, 2]
+
+
+def test_follow_reads_a_growing_and_a_replaced_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(RECORD + "\n")
+    looks = iter([False, True])
+
+    def stop() -> bool:
+        if not (done := next(looks)):
+            path.rename(tmp_path / "a.log.1")
+            path.write_text(RECORD.replace("TP1", "TP5") + "\n")
+        return done
+
+    found = list(follow_events(str(path), stop=stop, poll_s=0.0))
+    assert [event.rank.label for event in found] == ["TP1", "TP5"]
+
+
+def test_arguments_of_a_cut_or_hostile_line() -> None:
+    (event,) = parse("[2026-01-02 03:04:05] server_args=ServerArgs(model_path='m', extra='{\"a\": [1, 2], \"tp_size\": 9}', tp_size=8, x=<Foo>, y=inf, hicache_siz")
+    assert isinstance(event, ev.ServerArgs)
+    assert event.args["tp_size"] == 8
+    assert event.args["model_path"] == "m"
+    (event,) = parse("[2026-01-02 03:04:05] server_args=ServerArgs(api_key='sk-secret', tp_size=2, x=__import__('os').system('true'))")
+    assert isinstance(event, ev.ServerArgs)
+    assert "sk-secret" not in repr(event)
+    assert event.args["tp_size"] == 2
+
+
+LINES = [row["example"] for row in CATALOGUE]
+
+
+@given(st.sampled_from(LINES), st.integers(0, 400), st.text(max_size=6), st.integers(0, 6))
+@settings(max_examples=300, deadline=None)
+def test_damaged_lines_never_crash_and_never_add_an_event(line: str, at: int, insert: str, drop: int) -> None:
+    at = min(at, len(line))
+    damaged = line[:at] + insert.replace("\n", " ") + line[at + drop :]
+    found = parse(damaged)
+    # an insert can split a statement of two records, never more
+    assert len(found) <= line.count("\n") + 1 + insert.count("\r")
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_arbitrary_text_is_not_sglang(text: str) -> None:
+    for event in parse(text):
+        assert event.kind in ("failure", "access")
+    for head in records(text.replace("\n", " ")):
+        assert head.message is not None
