@@ -13,7 +13,7 @@ LAYERS = [
     {"geometry", "models", "releases", "host", "launch", "traces"},
     {"sizing", "resolution", "logs", "cachesim", "server"},
     {"preflight", "incident", "replay", "load", "source", "vectors"},
-    {"casefile", "figures", "runs", "tables", "cpuserver"},
+    {"casefile", "comparison", "figures", "runs", "tables", "cpuserver"},
     {"widgets", "sweeps", "report"},
     {"cli"},
 ]

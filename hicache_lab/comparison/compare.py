@@ -259,8 +259,8 @@ def _notes(settings: Sequence[Setting], baseline: str, names: Sequence[str], con
         chance = chance_of_separation(counts[baseline], smallest)
         if min(counts[baseline], smallest) > 1 and chance > 1 - confidence:
             notes.append(
-                f"few repeats: with {counts[baseline]} runs against {smallest}, two equal settings come out fully apart "
-                f"in {chance:.0%} of cases; 4 against 4 make it 3 %"
+                f"few repeats: with {counts[baseline]} runs against {smallest}, two equal settings come out fully "
+                f"apart in {chance:.0%} of cases; 4 against 4 make it 3 %"
             )
         judged = sum(cell.delta_interval is not None for setting in settings for cell in setting.cells.values())
         if judged >= 20:

@@ -45,9 +45,12 @@ class Observation:
     words: Mapping[str, str] = field(default_factory=dict)
 
 
-def observe_run(result: RunResult, origin: str, *, label: str = "", settings: Mapping[str, Any] | None = None) -> Observation:
+def observe_run(
+    result: RunResult, origin: str, *, label: str = "", settings: Mapping[str, Any] | None = None
+) -> Observation:
     """A run folder's figures; latencies in seconds become milliseconds, so that all sources share one name."""
-    values, words = {}, {}
+    values: dict[str, Value] = {}
+    words: dict[str, str] = {}
     for name, figure in result.figures.items():
         if isinstance(figure.value, bool) or not isinstance(figure.value, int | float | str):
             continue
@@ -55,12 +58,14 @@ def observe_run(result: RunResult, origin: str, *, label: str = "", settings: Ma
             words[name] = figure.value
         elif math.isfinite(figure.value):
             values |= dict([_in_ms(name, Value(figure.value, figure.unit, figure.source))])
-    return Observation(label, dict(settings if settings is not None else result.parameters), values, origin, "run", words)
+    return Observation(
+        label, dict(settings if settings is not None else result.parameters), values, origin, "run", words
+    )
 
 
 def _in_ms(name: str, value: Value) -> tuple[str, Value]:
     head, _, tail = name.rpartition("_")
-    if tail == "s" and name.split("_")[0] in {"ttft", "itl", "tpot", "e2e"}:
+    if tail == "s" and name.partition("_")[0] in {"ttft", "itl", "tpot", "e2e"}:
         return f"{head}_ms", replace(value, number=value.number * 1000, unit="ms")
     return name, value
 

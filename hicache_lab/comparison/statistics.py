@@ -66,9 +66,7 @@ def check_confidence(confidence: float) -> None:
         raise UsageError(f"--confidence: expected 0.5 to below 1, got {confidence}")
 
 
-def median_interval(
-    values: Sequence[float], *, confidence: float = CONFIDENCE, seed: int = 0
-) -> Interval | None:
+def median_interval(values: Sequence[float], *, confidence: float = CONFIDENCE, seed: int = 0) -> Interval | None:
     """Bootstrap interval of the median of repeated runs; None for a single run, which says nothing of noise.
 
     Args:

@@ -41,13 +41,23 @@ def _finding(cell: Cell) -> str:
 
 def rows(comparison: Comparison, name: str) -> list[tuple[str, ...]]:
     """One row a setting that has the figure, under ``HEADER``."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for setting in comparison.settings:
         cell = setting.cells.get(name)
         if cell is not None:
             middle = number(cell.median)
-            found.append((setting.label, str(len(cell.values)), middle, _interval(cell.interval), _delta(cell), _finding(cell)))
+            found.append(
+                (setting.label, str(len(cell.values)), middle, _interval(cell.interval), _delta(cell), _finding(cell))
+            )
     return found
+
+
+def pair_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Setting, figure, predicted, observed and the difference, a row a pair."""
+    return [
+        (pair.setting, pair.name, number(pair.predicted), number(pair.observed), number(pair.difference))
+        for pair in comparison.pairs
+    ]
 
 
 def title(comparison: Comparison, name: str) -> str:
@@ -70,7 +80,8 @@ def align(table: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     """Rows as text in columns."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     return [
-        (indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip() for row in table
+        (indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
+        for row in table
     ]
 
 
@@ -81,10 +92,12 @@ def text(comparison: Comparison, recommendation: Recommendation | None, *, most:
     for name in names[:most]:
         lines += ["", title(comparison, name), *align([HEADER, *rows(comparison, name)])]
     if len(names) > most:
-        lines += ["", f"{len(names) - most} more figures: --metric NAME, --all, --json ({', '.join(names[most:][:12])} …)"]
+        lines += [
+            "",
+            f"{len(names) - most} more figures: --metric NAME, --all, --json ({', '.join(names[most:][:12])} …)",
+        ]
     if comparison.pairs:
-        table = [("setting", "figure", "predicted", "observed", "difference")]
-        table += [(p.setting, p.name, number(p.predicted), number(p.observed), number(p.difference)) for p in comparison.pairs]
+        table = [("setting", "figure", "predicted", "observed", "difference"), *pair_rows(comparison)]
         lines += ["", "predicted against observed", *align(table)]
     lines += [f"left out: {label}: {why}" for label, why in comparison.left_out]
     lines += [f"note: {note}" for note in comparison.notes]

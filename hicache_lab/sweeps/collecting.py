@@ -77,7 +77,9 @@ def observe_sweep(folder: Path, sweep: SweepRecord) -> tuple[list[Observation], 
     for point in sweep.points:
         result = complete_result(folder / point.folder) if point.status == "complete" else None
         if result is None:
-            left_out.append((point.label, _why(point.status, point.reason if point.status == "skipped" else _error(point))))
+            left_out.append(
+                (point.label, _why(point.status, point.reason if point.status == "skipped" else _error(point)))
+            )
             continue
         origin = str(Path(folder.name) / point.folder)
         one = observe_run(result, origin, label=point.label, settings=point.settings)
@@ -94,4 +96,8 @@ def _why(status: str, reason: str) -> str:
 
 
 def _error(point: PointRecord) -> str:
-    return f"{point.error.kind}: {point.error.message.splitlines()[0] if point.error.message else ''}" if point.error else ""
+    return (
+        f"{point.error.kind}: {point.error.message.splitlines()[0] if point.error.message else ''}"
+        if point.error
+        else ""
+    )

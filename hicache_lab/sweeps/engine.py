@@ -87,7 +87,9 @@ def run_sweep(
     if options.jobs < 1:
         raise UsageError(f"--jobs: expected 1 or more, got {options.jobs}")
     if plan.grid.server is not None and (executor is not None or options.jobs > 1):
-        raise UsageError("--jobs, --dask: runs against a server are made one after the other; they would disturb each other")
+        raise UsageError(
+            "--jobs, --dask: runs against a server are made one after the other; they would disturb each other"
+        )
     with locked(folder):
         check_free(folder, resume=options.resume)
         sweep = _Sweep(plan, folder, options, told)
@@ -156,7 +158,8 @@ class _Sweep:
             unit="point",
             disable=not self._options.progress,
         )
-        return self._bar
+        bar: AbstractContextManager[object] = self._bar
+        return bar
 
     def one_by_one(self) -> None:
         """Serially, in this process."""
@@ -283,4 +286,3 @@ def _record(point: Point) -> PointRecord:
         host_bytes=point.decision.host_bytes,
         limit_bytes=point.decision.limit_bytes,
     )
-

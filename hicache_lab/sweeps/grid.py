@@ -44,9 +44,10 @@ class Axis:
 
     def label(self, row: int) -> str:
         """What this step is called."""
-        return self.labels[row] or " ".join(
-            f"{name}={_shown(value)}" for name, value in zip(self.names, self.rows[row], strict=True)
-        )
+        pairs = list(zip(self.names, self.rows[row], strict=True))
+        # a zipped null says that the flag is left out
+        said = [pair for pair in pairs if pair[1] is not None] or pairs
+        return self.labels[row] or " ".join(f"{name}={_shown(value)}" for name, value in said)
 
 
 @dataclass(frozen=True)
@@ -208,9 +209,9 @@ def _axis(path: Path, entry: dict[str, Any]) -> Axis:
     labels = tuple(" ".join(filter(None, parts)) for parts in zip(*labelled, strict=True)) or ("",) * len(rows)
     axis = Axis(tuple(columns), rows, labels)
     shown = [axis.label(row) for row in range(len(rows))]
-    for label in shown:
-        if shown.count(label) > 1:
-            raise UsageError(f"{path}: axes: {label} is there twice; `repeats:` runs a point several times")
+    for text in shown:
+        if shown.count(text) > 1:
+            raise UsageError(f"{path}: axes: {text} is there twice; `repeats:` runs a point several times")
     return axis
 
 
@@ -271,4 +272,3 @@ def notebook_beside(grid: Grid) -> str:
     """The notebook's name, resolved beside the grid file where it lies there."""
     beside = grid.path.parent / grid.notebook
     return str(beside) if beside.is_file() else grid.notebook
-

@@ -18,7 +18,7 @@ from hicache_lab.host import HostMemory
 from hicache_lab.runs import check_parameters, find_notebook, inspect_parameters
 from hicache_lab.sweeps.grid import Combination, Grid, notebook_beside
 from hicache_lab.sweeps.safety import Decision, judge_cpu, judge_launch
-from hicache_lab.sweeps.serverside import CpuServer, LaunchLine, render
+from hicache_lab.sweeps.serverside import CpuServer, ExistingServer, LaunchLine, render
 
 BASE_URL = "base_url"
 API_KEY_ENV = "api_key_env"
@@ -116,8 +116,8 @@ def _check_names(grid: Grid, notebook: Path) -> frozenset[str]:
             close = get_close_matches(name, usable, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise UsageError(
-                f"{grid.path}: {name}: neither a parameter of {notebook.name} nor a {{placeholder}} of the server{hint} "
-                f"Parameters: {', '.join(known) or 'none'}"
+                f"{grid.path}: {name}: neither a parameter of {notebook.name} nor a {{placeholder}} of the server"
+                f"{hint} Parameters: {', '.join(known) or 'none'}"
             )
     for name in sorted(placeholders - set(grid.parameters) - set(grid.names)):
         close = get_close_matches(name, [*grid.parameters, *grid.names], n=1)
@@ -127,7 +127,9 @@ def _check_names(grid: Grid, notebook: Path) -> frozenset[str]:
         if BASE_URL in (*grid.parameters, *grid.names):
             raise UsageError(f"{grid.path}: {BASE_URL}: given by `server:`; give it in one place")
         if BASE_URL not in known:
-            raise UsageError(f"{grid.path}: server: {notebook.name} has no parameter {BASE_URL}, so it would not use it")
+            raise UsageError(
+                f"{grid.path}: server: {notebook.name} has no parameter {BASE_URL}, so it would not use it"
+            )
     repeated = grid.repeat_parameter
     if repeated is not None and (repeated not in known or known[repeated].base_type != "int"):
         raise UsageError(f"{grid.path}: repeat_parameter: {notebook.name} has no int parameter {repeated!r}")
@@ -139,8 +141,8 @@ def _point(
 ) -> Point:
     everything = {**grid.parameters, **combination.settings}
     given = {name: value for name, value in everything.items() if name in known}
-    if API_KEY_ENV in known and getattr(grid.server, API_KEY_ENV, ""):
-        given[API_KEY_ENV] = getattr(grid.server, API_KEY_ENV)
+    if API_KEY_ENV in known and isinstance(grid.server, ExistingServer) and grid.server.api_key_env:
+        given[API_KEY_ENV] = grid.server.api_key_env
     try:
         values = check_parameters(notebook, given)
         if grid.repeat_parameter is not None:

@@ -87,9 +87,7 @@ class CpuServer:
 
     def launch(self, flags: tuple[str, ...], name: str) -> Launch:
         """What the CPU server is asked for; HiCache is on only where the flags turn it on."""
-        return Launch(
-            self.release, model=self.model, tp_size=self.tp_size, flags=flags, hicache=False, name=name
-        )
+        return Launch(self.release, model=self.model, tp_size=self.tp_size, flags=flags, hicache=False, name=name)
 
 
 ServerSide = ExistingServer | LaunchLine | CpuServer
@@ -105,8 +103,9 @@ def read_server_side(path: Path, raw: object) -> ServerSide:
     kinds = [kind for kind in ("base_url", "launch", "cpu") if kind in given]
     if len(kinds) != 1:
         refuse(path, "server", "one of base_url, launch and cpu", ", ".join(kinds) or None)
-    readers = {"base_url": _existing, "launch": _launch_line, "cpu": _cpu}
-    return readers[kinds[0]](path, given)
+    if kinds == ["base_url"]:
+        return _existing(path, given)
+    return _launch_line(path, given) if kinds == ["launch"] else _cpu(path, given)
 
 
 def _existing(path: Path, given: dict[str, Any]) -> ExistingServer:

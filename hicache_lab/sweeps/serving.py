@@ -23,7 +23,7 @@ from hicache_lab.cpuserver.process import health
 from hicache_lab.cpuserver.spec import HOST
 from hicache_lab.errors import HostError, ServerError
 from hicache_lab.launch import parse_launch
-from hicache_lab.load.runner import in_own_loop
+from hicache_lab.load.ownloop import in_own_loop
 from hicache_lab.runs.recording import write_json
 from hicache_lab.server import SglangClient
 from hicache_lab.sweeps.plan import Point
@@ -51,7 +51,6 @@ class ServerHost:
         self._words: tuple[str, ...] | None = None
         self._url = ""
         self._process: subprocess.Popen[bytes] | None = None
-        self._used = False
         digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
         self._name = f"sweep-{digest[:12]}"
 
@@ -63,7 +62,9 @@ class ServerHost:
             self._end_leftovers()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop()
 
     def ready(self, point: Point) -> str:
@@ -76,13 +77,12 @@ class ServerHost:
             in_own_loop(_check_existing(self._side, flush=self._side.between_runs == "flush"))
             return self._side.base_url
         between = self._side.between_runs
-        if self._words == point.server and between != "restart" and self._answers():
-            if between == "keep" or not self._used or self._flushed():
-                self._used = True
-                return self._url
+        same = self._words == point.server and between != "restart" and self._answers()
+        if same and (between == "keep" or self._flushed()):
+            return self._url
         self._stop()
         self._start(point)
-        self._words, self._used = point.server, True
+        self._words = point.server
         return self._url
 
     def _answers(self) -> bool:
@@ -122,7 +122,7 @@ class ServerHost:
             self._process.wait()
             self._process = None
             (self._folder / _STATE).unlink(missing_ok=True)
-        self._words, self._used = None, False
+        self._words = None
 
     def _keep_cpu_log(self) -> None:
         with contextlib.suppress(OSError):

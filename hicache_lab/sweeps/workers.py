@@ -68,7 +68,9 @@ class WorkerPool:
     def __enter__(self) -> Executor:
         return self.renew()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._close()
 
@@ -132,7 +134,7 @@ def dask_executor(address: str, *, connect_seconds: float = 10) -> Iterator[tupl
     except ImportError:
         raise UsageError('--dask: needs the optional package; pip install "hicache-lab[dask]"') from None
     try:
-        client = Client(address, timeout=connect_seconds)
+        client: Any = Client(address, timeout=connect_seconds)  # type: ignore[no-untyped-call]
     except ValueError as error:
         raise UsageError(f"--dask {address}: expected tcp://HOST:PORT ({error})") from None
     except (OSError, TimeoutError) as error:
