@@ -38,7 +38,9 @@ BENCH = Path(__file__).parent / "fixtures" / "foreign"
 def runs(label: str, name: str, values: Sequence[float], source: str = "measured", **more: float) -> list[Observation]:
     unit = metric(name).unit
     return [
-        Observation(label, {}, {name: Value(v, unit, source), **{n: Value(x, "GB", "computed") for n, x in more.items()}}, "x")
+        Observation(
+            label, {}, {name: Value(v, unit, source), **{n: Value(x, "GB", "computed") for n, x in more.items()}}, "x"
+        )
         for v in values
     ]
 
@@ -92,7 +94,9 @@ def test_noise_is_called_noise_and_a_difference_a_difference() -> None:
     alarms = 0
     for seed in range(60):
         noise = [list(rng.normal(600, 20, 6)) for _ in range(2)]
-        found = compare(runs("a", "output_tokens_per_s", noise[0]) + runs("b", "output_tokens_per_s", noise[1]), seed=seed)
+        found = compare(
+            runs("a", "output_tokens_per_s", noise[0]) + runs("b", "output_tokens_per_s", noise[1]), seed=seed
+        )
         alarms += found.setting("b").cells["output_tokens_per_s"].finding != "inside the noise"
         far = [value + 200 for value in noise[1]]
         found = compare(runs("a", "output_tokens_per_s", noise[0]) + runs("b", "output_tokens_per_s", far), seed=seed)
@@ -131,7 +135,9 @@ def test_unknown_names_are_refused_with_those_there_are() -> None:
 
 
 def test_units_are_not_mixed() -> None:
-    mixed = [Observation(label, {}, {"wait": Value(1, unit, "measured")}, "x") for label, unit in (("a", "ms"), ("b", "s"))]
+    mixed = [
+        Observation(label, {}, {"wait": Value(1, unit, "measured")}, "x") for label, unit in (("a", "ms"), ("b", "s"))
+    ]
     with pytest.raises(UsageError, match="different units"):
         compare(mixed)
 
@@ -160,7 +166,13 @@ def test_single_runs_are_recommended_with_a_warning() -> None:
 
 @pytest.mark.parametrize(
     ("name", "better"),
-    [("ttft_p50_ms", "lower"), ("itl_p99_s", "lower"), ("prompt_tokens_per_s", "higher"), ("hit_rate", "higher"), ("pages", "")],
+    [
+        ("ttft_p50_ms", "lower"),
+        ("itl_p99_s", "lower"),
+        ("prompt_tokens_per_s", "higher"),
+        ("hit_rate", "higher"),
+        ("pages", ""),
+    ],
 )
 def test_a_figure_without_an_entry_is_judged_by_its_name(name: str, better: str) -> None:
     assert metric(name).better == better
@@ -253,7 +265,11 @@ def test_run_folders_files_and_labels_meet_in_one_table(tmp_path: Path, capsys: 
 
 def test_a_gate_fails_on_what_is_worse_beyond_the_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = []
-    for label, values in {"old": (600, 610, 590, 605), "new": (500, 505, 495, 502), "same": (598, 612, 592, 601)}.items():
+    for label, values in {
+        "old": (600, 610, 590, 605),
+        "new": (500, 505, 495, 502),
+        "same": (598, 612, 592, 601),
+    }.items():
         paths += [
             f"{label}={write_run(tmp_path / f'{label}-{n}', output_tokens_per_s=float(value))}"
             for n, value in enumerate(values)
@@ -269,14 +285,18 @@ def test_a_gate_fails_on_what_is_worse_beyond_the_noise(tmp_path: Path, capsys: 
 
 
 def test_words_and_json_say_the_same() -> None:
-    found = compare(runs("off", "output_tokens_per_s", [600, 604, 598]) + runs("on", "output_tokens_per_s", [900, 950, 940]))
+    found = compare(
+        runs("off", "output_tokens_per_s", [600, 604, 598]) + runs("on", "output_tokens_per_s", [900, 950, 940])
+    )
     shown, data = text(found, recommend(found)), as_json(found, recommend(found))
     assert "+340 (+56.7%)" in shown
     assert data["settings"][1]["metrics"]["output_tokens_per_s"]["delta"] == 340
     assert data["recommendation"] == json.loads(json.dumps(asdict(recommend(found))))  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize(("value", "shown"), [(8193, "8,193"), (0.12345, "0.1235"), (123456.7, "123,457"), (-2.5, "-2.5")])
+@pytest.mark.parametrize(
+    ("value", "shown"), [(8193, "8,193"), (0.12345, "0.1235"), (123456.7, "123,457"), (-2.5, "-2.5")]
+)
 def test_numbers_are_short(value: float, shown: str) -> None:
     assert number(value) == shown
 
@@ -284,7 +304,8 @@ def test_numbers_are_short(value: float, shown: str) -> None:
 def test_figures_escape_what_comes_from_outside() -> None:
     evil = "<script>alert(1)</script>"
     found = compare(
-        runs("off", "cached_host_tokens", [1, 2]) + runs(evil, "cached_host_tokens", [5, 6]), objective="cached_host_tokens"
+        runs("off", "cached_host_tokens", [1, 2]) + runs(evil, "cached_host_tokens", [5, 6]),
+        objective="cached_host_tokens",
     )
     tiers = tiers_figure(found)
     assert tiers is not None

@@ -32,9 +32,7 @@ def grid_of(tmp_path: Path, text: str) -> Grid:
 def test_axes_multiply_and_zipped_names_change_together(tmp_path: Path) -> None:
     grid = grid_of(
         tmp_path,
-        "axes:\n"
-        "  - size_gb: [48, 300]\n"
-        "  - {seed: [1, 2, 3], seconds: [0.1, 0.2, null]}\n",
+        "axes:\n  - size_gb: [48, 300]\n  - {seed: [1, 2, 3], seconds: [0.1, 0.2, null]}\n",
     )
     assert [one.label for one in grid.combinations()] == [
         "size_gb=48, seed=1 seconds=0.1",
@@ -48,7 +46,9 @@ def test_axes_multiply_and_zipped_names_change_together(tmp_path: Path) -> None:
 
 
 def test_ranges_include_their_end_and_are_exact(tmp_path: Path) -> None:
-    grid = grid_of(tmp_path, "axes: {seconds: {from: 0.1, to: 0.5, step: 0.1}, size_gb: {from: 300, to: 48, step: -126}}")
+    grid = grid_of(
+        tmp_path, "axes: {seconds: {from: 0.1, to: 0.5, step: 0.1}, size_gb: {from: 300, to: 48, step: -126}}"
+    )
     assert [row[0] for row in grid.axes[0].rows] == [0.1, 0.2, 0.3, 0.4, 0.5]
     assert [row[0] for row in grid.axes[1].rows] == [300, 174, 48]
     assert all(isinstance(row[0], int) for row in grid.axes[1].rows)
@@ -170,7 +170,9 @@ def test_a_server_needs_a_notebook_that_uses_it(tmp_path: Path) -> None:
 
 
 def test_repeats_raise_the_seed_and_keep_the_label(tmp_path: Path) -> None:
-    plan = make_plan(grid_of(tmp_path, "axes: {size_gb: [48, 300]}\nrepeats: 3\nrepeat_parameter: seed\nparameters: {seed: 7}"))
+    plan = make_plan(
+        grid_of(tmp_path, "axes: {size_gb: [48, 300]}\nrepeats: 3\nrepeat_parameter: seed\nparameters: {seed: 7}")
+    )
     assert [(p.label, p.repeat, p.parameters["seed"]) for p in plan.points[:4]] == [
         ("size_gb=48", 0, 7),
         ("size_gb=48", 1, 8),
@@ -264,7 +266,9 @@ def test_a_launch_stays_on_this_machine_and_holds_no_key(tmp_path: Path, line: s
 
 
 def test_a_token_in_the_environment_of_a_line_is_refused(tmp_path: Path) -> None:
-    grid = grid_of(tmp_path, f"server: {{sglang_version: 0.5.8, launch: 'HF_TOKEN=abc {LINE.split(' --tp')[0]} --port 1'}}")
+    grid = grid_of(
+        tmp_path, f"server: {{sglang_version: 0.5.8, launch: 'HF_TOKEN=abc {LINE.split(' --tp', maxsplit=1)[0]} --port 1'}}"
+    )
     with pytest.raises(UsageError, match="HF_TOKEN: the line is recorded"):
         make_plan(grid, host=INCIDENT_HOST)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.synchronize import Event
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -22,6 +22,7 @@ from hicache_lab.runs import Limits, RunResult, execute
 # a notebook's folder goes to its kernel through the environment of this process: one run at a time in each
 _ONE_AT_A_TIME = threading.Lock()
 _running = threading.Event()
+_CLOSING_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class WorkerPool:
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
         self._context = multiprocessing.get_context("spawn")
-        self._stop: Event = self._context.Event()
+        # closing our end tells the workers to stop, and so does our death; an Event would keep its lock in the hands of
+        # a worker that is killed
+        self._stop, self._ours = self._context.Pipe(duplex=False)
         self._executor: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Executor:
@@ -71,8 +74,9 @@ class WorkerPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
+        self._ours.close()
         self._close()
+        self._stop.close()
 
     def renew(self) -> Executor:
         """A fresh set of workers in place of a broken one."""
@@ -84,14 +88,14 @@ class WorkerPool:
 
     def interrupt(self) -> None:
         """Interrupt the runs under way; their results still come."""
-        self._stop.set()
+        self._ours.close()
 
     def _close(self) -> None:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker(stop: Event, parent: int) -> None:
+def _start_worker(stop: Connection, parent: int) -> None:
     # Ctrl-C in a terminal reaches every process of the group; the parent decides, through `stop`. A handler, unlike
     # SIG_IGN, is not inherited by the notebook's kernel
     signal.signal(signal.SIGINT, _ignore)
@@ -108,17 +112,18 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
-def _watch(stop: Event, parent: int) -> None:
+def _watch(stop: Connection, parent: int) -> None:
     """Interrupt the run when the parent says so or is gone; without a parent the worker ends too."""
-    while not stop.wait(0.5) and os.getppid() == parent:
-        pass
+    stop.poll(None)
     if _running.is_set():
         os.kill(os.getpid(), signal.SIGUSR1)
-    if os.getppid() != parent:
-        deadline = time.monotonic() + 30
-        while _running.is_set() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        os._exit(1)
+    deadline = None
+    while deadline is None or (_running.is_set() and time.monotonic() < deadline):
+        time.sleep(0.2)
+        # the pipe of a dying parent closes a moment before its children get another one
+        if deadline is None and os.getppid() != parent:
+            deadline = time.monotonic() + _CLOSING_SECONDS
+    os._exit(1)
 
 
 @contextmanager
