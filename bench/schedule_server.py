@@ -134,9 +134,7 @@ class Stream(asyncio.Protocol):
                 return
             sent.append(loop.time() - base)
             last = number == len(events) - 1
-            self._transport.write(
-                events[number] + (chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n" if last else b"")
-            )
+            self._transport.write(events[number] + (chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n" if last else b""))
             if not last:
                 loop.call_at(base + self._ttft_s + (number + 1) * self._itl_s, send, number + 1)
             elif self._log is not None:
@@ -171,9 +169,7 @@ async def serve(settings: argparse.Namespace, ready: Callable[[int], None] = lam
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0, help="0: a free one, printed on the first line")
     parser.add_argument("--ttft-ms", type=float, default=100.0)
     parser.add_argument("--itl-ms", type=float, default=20.0)

@@ -2,7 +2,8 @@
 
 Nothing else in this package asks for a version. A row says from which release a rule holds and the function under
 ``sglang/srt`` in which it was read; :func:`rules_for` folds the rows up to the release asked for. All rows were read
-in the released source and most were executed (see tests/baselines): 34 releases from 0.4.4 to 0.5.23.
+in the released source and most were executed (see tests/baselines): 34 releases from 0.4.4 to 0.5.23. The post
+releases between them were read and compared (``READ_EQUAL``).
 """
 
 from __future__ import annotations
@@ -25,13 +26,56 @@ VERIFIED = (
 ).split()
 """Releases whose own code produced the recorded vectors."""
 
+READ_EQUAL: Mapping[str, str] = MappingProxyType(
+    {
+        "0.4.4.post1": "0.4.4",
+        "0.4.4.post4": "0.4.5",
+        "0.4.6.post1": "0.4.6",
+        "0.4.6.post2": "0.4.6",
+        "0.4.6.post3": "0.4.6",
+        "0.4.6.post4": "0.4.6",
+        "0.4.6.post5": "0.4.7",
+        "0.4.7.post1": "0.4.8",
+        "0.4.8.post1": "0.4.8",
+        "0.4.9.post1": "0.4.9",
+        "0.4.9.post2": "0.4.9",
+        "0.4.9.post3": "0.4.9.post6",
+        "0.4.9.post4": "0.4.9.post6",
+        "0.4.9.post5": "0.4.9.post6",
+        "0.4.10": "0.4.9.post6",
+        "0.5.0rc0": "0.4.10.post2",
+        "0.5.0rc1": "0.4.10.post2",
+        "0.5.0rc2": "0.4.10.post2",
+        "0.5.1.post1": "0.5.1",
+        "0.5.1.post2": "0.5.1",
+        "0.5.1.post3": "0.5.1",
+        "0.5.3.post1": "0.5.3",
+        "0.5.3.post2": "0.5.3",
+        "0.5.3.post3": "0.5.3",
+        "0.5.4.post2": "0.5.5",
+        "0.5.4.post3": "0.5.5",
+        "0.5.5.post1": "0.5.5",
+        "0.5.5.post2": "0.5.5",
+        "0.5.6.post1": "0.5.6",
+        "0.5.6.post2": "0.5.6",
+        "0.5.8.post1": "0.5.8",
+        "0.5.12.post1": "0.5.12",
+        "0.5.13.post1": "0.5.13",
+        "0.5.15.post1": "0.5.15",
+    }
+)
+"""Releases read beside an examined one: host pools, their order, flags and pipeline split are the same in both."""
+
+READ = ("0.4.4.post2", "0.4.4.post3", "0.4.5.post1", "0.4.5.post2", "0.5.4.post1")
+"""Releases that equal no examined one; what they change was read in their own source and stands in ``CHANGES``."""
+
 RESERVE_BYTES = 10 * GIB
 """What every release leaves to the rest of the machine; the source calls it ten GB, the number is 10 GiB."""
 
 Rounding = Literal["none", "down", "up_a_page"]
 NotLarger = Literal["assert_ratio", "assert_tokens", "warn"]
 Shown = Literal["available", "allowance"]
-Allocation = Literal["zero_filled", "torch_pinned", "host_register", "mmap_register"]
+Allocation = Literal["zero_filled", "unpinned", "torch_pinned", "host_register", "mmap_register"]
 Indexer = Literal["not_mirrored", "inside_the_flag", "sidecar"]
 Draft = Literal["none", "sidecar", "packed"]
 ResolutionStep = Literal["storage", "layout", "unset_decode_backend", "fa3_decode_backend", "unified_memory"]
@@ -61,13 +105,22 @@ class ReleaseRules:
     mla_bytes_count_layers: bool = True
     v_head_dim: Literal["taken_as_head_dim", "separate_class", "counted"] = "taken_as_head_dim"
     row_width_override: bool = False
+    dsa_wide_rows: bool = False
+    dsa_backend_of_role: bool = False
+    dsa_fp8_on_blackwell: Literal["flashmla", "trtllm"] = "flashmla"
     indexer: Indexer = "not_mirrored"
     indexer_owners_only: bool = False
     indexer_label: str = "NSA"
     layer_shards: bool = False
+    trtllm_mha_pages: tuple[int, ...] = (16, 32, 64)
     dcp_host_pool: bool = False
     draft: Draft = "none"
     draft_exact: bool = False
+    dsa_draft_like_device: bool = False
+    pp_remainder: Literal["last_stage", "last_stages"] = "last_stage"
+    pp_refuses_mtp: bool = False
+    dcp_logs_logical_tokens: bool = False
+    dcp_speculation: frozenset[str] = frozenset()
     # which pools exist
     layouts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     mamba_host_pool: bool = False
@@ -77,12 +130,14 @@ class ReleaseRules:
     swa_needs_hybrid_ratio: bool = False
     swa_flat_with_hicache: frozenset[str] = frozenset()
     swa_flat_with_speculation: frozenset[str] = frozenset()
+    swa_flat_with_trtllm_mha: frozenset[str] = frozenset()
     swa_needs_unified_tree: frozenset[str] = frozenset()
     swa_host_pool: bool = False
     size_split: bool = False
     dsv4_host_pool: bool = False
     dsv4_full_page_more_than_device: bool = False
     dsv4_c128_pages: bool = False
+    dsv4_c128_state: bool = False
     dsv4_log_layout: bool = False
     # the guard
     not_larger: NotLarger = "assert_ratio"
@@ -92,6 +147,10 @@ class ReleaseRules:
     cgroup_credits_page_cache: bool = False
     cgroup_fallback: bool = False
     auto_size: bool = False
+    # a decode server's own host pool
+    decode_retraction_ratio: float | None = None
+    decode_retraction_holds_a_request: bool = False
+    decode_shared_ratio: float = 2.0
     # how the memory is taken
     allocation: Allocation = "zero_filled"
     # texts
@@ -139,24 +198,31 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
         "mem_cache/memory_pool.py MHATokenToKVPoolHost",
     ),
     (
-        "0.4.5",
+        "0.4.4.post2",
         {
-            "era": "B",
             "has_ratio_flag": True,
             "default_ratio": 2.0,
-            "rounding": "down",
             "mla_bytes_count_layers": False,
-            "allocation": "torch_pinned",
+            "allocation": "unpinned",
             "layouts": _layouts(_LAYER, _LAYER),
         },
-        "mem_cache/memory_pool.py HostKVCache, MLATokenToKVPoolHost.get_size_per_token",
+        "mem_cache/memory_pool.py HostKVCache, MLATokenToKVPoolHost.get_size_per_token; mem_cache/hiradix_cache.py",
+    ),
+    (
+        "0.4.4.post4",
+        {"era": "B", "rounding": "down", "allocation": "torch_pinned"},
+        "mem_cache/memory_pool.py HostKVCache.__init__",
+    ),
+    (
+        "0.4.5.post1",
+        {"mla_bytes_count_layers": True},
+        "mem_cache/memory_pool.py MLATokenToKVPoolHost.get_size_per_token",
     ),
     (
         "0.4.5.post3",
         {
             "era": "C",
             "has_size_flag": True,
-            "mla_bytes_count_layers": True,
             "not_larger": "assert_tokens",
             "default_write_policy": "write_through_selective",
         },
@@ -168,9 +234,19 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
         "configs/model_config.py is_hybrid_model",
     ),
     (
-        "0.4.9.post6",
-        {"era": "D", "shown": "allowance", "layouts": _layouts(_PAGE, _PAGE)},
+        "0.4.9.post3",
+        {"era": "D", "shown": "allowance"},
         "mem_cache/memory_pool_host.py HostKVCache.__init__",
+    ),
+    (
+        "0.4.9.post6",
+        {"pp_refuses_mtp": True},
+        "model_executor/model_runner.py ModelRunner.initialize",
+    ),
+    (
+        "0.4.10.post2",
+        {"layouts": _layouts(_PAGE, _PAGE)},
+        "mem_cache/memory_pool_host.py MHATokenToKVPoolHost.init_kv_buffer",
     ),
     (
         "0.5.2",
@@ -187,12 +263,14 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
         "server_args.py ServerArgs._handle_hicache",
     ),
     (
-        "0.5.5",
-        {
-            "allocation": "host_register",
-            "resolution_steps": ("storage", "layout", "unset_decode_backend"),
-        },
-        "mem_cache/memory_pool_host.py HostKVCache.init_kv_buffer; server_args.py _handle_hicache",
+        "0.5.4.post1",
+        {"resolution_steps": ("storage", "layout", "unset_decode_backend")},
+        "server_args.py ServerArgs._handle_hicache",
+    ),
+    (
+        "0.5.4.post2",
+        {"allocation": "host_register"},
+        "mem_cache/memory_pool_host.py HostKVCache.init_kv_buffer",
     ),
     (
         "0.5.5.post3",
@@ -201,8 +279,8 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     (
         "0.5.6",
-        {"layouts": _layouts(_HEAD, _SPLIT)},
-        "mem_cache/memory_pool_host.py MHATokenToKVPoolHost.init_kv_buffer",
+        {"layouts": _layouts(_HEAD, _SPLIT), "pp_remainder": "last_stages"},
+        "mem_cache/memory_pool_host.py MHATokenToKVPoolHost.init_kv_buffer; distributed/utils.py get_pp_indices",
     ),
     (
         "0.5.7",
@@ -215,6 +293,7 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
             "swa_architectures": _LLAMA4 | _MIMO | _GPT_OSS,
             "swa_needs_hybrid_ratio": False,
             "swa_flat_with_speculation": _GPT_OSS,
+            "swa_flat_with_trtllm_mha": _GPT_OSS,
             "resolution_steps": ("layout", "fa3_decode_backend", "storage"),
             "layout_warning": "Kernel io backend does not support page first direct layout",
         },
@@ -224,6 +303,7 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
         "0.5.9",
         {
             "row_width_override": True,
+            "dsa_wide_rows": True,
             "indexer": "inside_the_flag",
             "swa_flat_with_speculation": frozenset(),
         },
@@ -233,6 +313,8 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
         "0.5.10",
         {
             "mamba_host_pool": True,
+            "swa_flat_with_trtllm_mha": frozenset(),
+            "dsa_fp8_on_blackwell": "trtllm",
             "resolution_steps": ("layout", "storage", "fa3_decode_backend", "layout"),
             "resolves_only_when_enabled": True,
             "moves_page_first_to_direct": True,
@@ -247,16 +329,20 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
         {
             "indexer": "sidecar",
             "draft": "sidecar",
+            "dsa_wide_rows": False,
             "swa_architectures": _LLAMA4 | _MIMO | _GPT_OSS | _GEMMA4,
         },
-        "mem_cache/memory_pool_host.py NSAIndexerPoolHost; managers/scheduler.py draft host pool",
+        "mem_cache/memory_pool_host.py NSAIndexerPoolHost; managers/scheduler.py draft host pool; "
+        "mem_cache/hybrid_cache/hybrid_pool_assembler.py build_shared_anchor_stack (no row width is handed on)",
     ),
     (
         "0.5.12",
         {
             "swa_host_pool": True,
             "swa_needs_unified_tree": _LLAMA4 | _GPT_OSS | _GEMMA4 | _DSV4,
+            "dsa_wide_rows": True,
             "dsv4_host_pool": True,
+            "dsv4_c128_state": True,
             "dsv4_full_page_more_than_device": True,
             "swa_architectures": _LLAMA4 | _MIMO | _GPT_OSS | _GEMMA4 | _DSV4,
         },
@@ -268,8 +354,11 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
             "allocation": "mmap_register",
             "indexer_label": "DSA",
             "dsv4_log_layout": True,
+            "dsv4_c128_state": False,
+            "swa_needs_unified_tree": frozenset(),
         },
-        "mem_cache/memory_pool_host.py alloc_with_host_register",
+        "mem_cache/memory_pool_host.py alloc_with_host_register; mem_cache/registry.py default_radix_cache_factory; "
+        "mem_cache/hybrid_cache/hybrid_pool_assembler.py build_deepseek_v4_hicache_stack",
     ),
     (
         "0.5.14",
@@ -310,8 +399,18 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     (
         "0.5.18",
-        {"draft": "packed", "resolves_ratio": True},
-        "mem_cache/pool_host/mha.py, mla.py packed MTP layers; server_args.py _handle_hicache_ratio_default",
+        {
+            "draft": "packed",
+            "trtllm_mha_pages": (16, 32, 128, 64),
+            "decode_retraction_ratio": 1.0,
+            "decode_shared_ratio": 1.0,
+            "dsa_draft_like_device": True,
+            "resolves_ratio": True,
+            "dcp_speculation": frozenset({"DSPARK"}),
+        },
+        "mem_cache/pool_host/mha.py, mla.py packed MTP layers; server_args.py _handle_hicache_ratio_default; "
+        "mem_cache/hybrid_cache/hybrid_pool_assembler.py build_full_draft_pools; "
+        "mem_cache/kv_cache_builder.py resolve_decode_retraction_backup",
     ),
     (
         "0.5.19",
@@ -320,6 +419,8 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
             "guard_divides_by_ranks": True,
             "swa_needs_unified_tree": frozenset(),
             "buffer_only_ratio": 1.2,
+            "decode_retraction_ratio": 0.2,
+            "decode_shared_ratio": 2.0,
             "host_memory_mode": True,
             "swa_architectures": _LLAMA4 | _MIMO | _GPT_OSS | _GEMMA4 | _DSV4 | _SWA_SINK,
         },
@@ -331,6 +432,7 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
             "layer_first_stores": frozenset({"mooncake", "npu_memcache"}),
             "layer_first_stores_named": "Mooncake/Ascend MemCache",
             "dsv4_c128_pages": True,
+            "dsa_backend_of_role": True,
         },
         "arg_groups/hicache_hook.py resolve_storage_layout_compatibility; _deepseek_v4_num_host_pages",
     ),
@@ -340,10 +442,14 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
             "era": "H",
             "guard_reads_cgroup": True,
             "auto_size": True,
+            "decode_retraction_holds_a_request": True,
             "default_host_memory_fraction": 0.8,
             "host_capacity_overrides": True,
+            "pp_refuses_mtp": False,
+            "dcp_logs_logical_tokens": True,
         },
-        "mem_cache/host_memory.py; mem_cache/hicache_auto_size.py",
+        "mem_cache/host_memory.py; mem_cache/hicache_auto_size.py; "
+        "model_executor/model_runner_components/layer_setup.py",
     ),
     (
         "0.5.22",
@@ -410,7 +516,10 @@ def rules_for(version: str) -> ReleaseRules:
     merged = {name: value for changes, _ in applied for name, value in changes.items()}
     rules = replace(ReleaseRules(version=str(wanted)), **merged, sources=tuple(source for _, source in applied))
     exact = {Version(known) for known in VERIFIED}
-    if wanted in exact:
+    # a build for one CUDA or ROCm ("0.5.8+cu129") is the release itself; a development build is not
+    if wanted.local and not wanted.is_devrelease:
+        wanted = Version(wanted.public)
+    if wanted in exact or wanted in {Version(known) for known in (*READ_EQUAL, *READ)}:
         return rules
     older = max(known for known in exact if known <= wanted)
     newest = max(exact)

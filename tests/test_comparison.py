@@ -27,7 +27,7 @@ from hicache_lab.comparison import (
 from hicache_lab.comparison.statistics import median
 from hicache_lab.comparison.words import as_json, number, text
 from hicache_lab.errors import InputError, UsageError
-from hicache_lab.figures import Tradeoff, comparison_figure, tiers_figure, tradeoff_figure
+from hicache_lab.figures import Tradeoff, comparison_figure, hits_figure, tradeoff_figure
 from hicache_lab.figures.images import write_figures
 from hicache_lab.runs.results import Figure, RunResult
 from hicache_lab.units import GB
@@ -307,7 +307,7 @@ def test_figures_escape_what_comes_from_outside() -> None:
         runs("off", "cached_host_tokens", [1, 2]) + runs(evil, "cached_host_tokens", [5, 6]),
         objective="cached_host_tokens",
     )
-    tiers = tiers_figure(found)
+    tiers = hits_figure(found)
     assert tiers is not None
     points = [Tradeoff(evil, 384 * GB, 900, "FITS"), Tradeoff("300", 2400 * GB, None, "OOM_RISK")]
     tradeoff = tradeoff_figure(points, safe_bytes=434 * GB, ram_bytes=449 * GB, benefit="tokens/s", source="measured")
@@ -315,7 +315,7 @@ def test_figures_escape_what_comes_from_outside() -> None:
         assert "<script>" not in figure.to_json()
         assert all(axis.title.text for axis in figure.select_yaxes())
     assert "safe: 434 GB" in tradeoff.to_json()
-    assert tiers_figure(compare(runs("a", "ttft_p50_ms", [1]))) is None
+    assert hits_figure(compare(runs("a", "ttft_p50_ms", [1]))) is None
 
 
 def test_without_a_browser_figures_are_html_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

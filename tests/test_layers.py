@@ -9,11 +9,11 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hicache_lab"
 LAYERS = [
-    {"units", "errors", "resources"},
+    {"units", "errors", "resources", "compiled"},
     {"geometry", "models", "releases", "host", "launch", "traces"},
     {"sizing", "resolution", "logs", "cachesim", "server"},
     {"preflight", "incident", "replay", "load", "source", "vectors"},
-    {"casefile", "comparison", "figures", "runs", "tables", "cpuserver"},
+    {"casefile", "comparison", "figures", "hosttier", "payoff", "runs", "tables", "cpuserver", "serverrun"},
     {"widgets", "sweeps", "report"},
     {"cli"},
 ]

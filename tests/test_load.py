@@ -53,6 +53,12 @@ def test_the_same_seed_gives_the_same_prompts_and_another_seed_others(make) -> N
     assert make(7).phases != make(8).phases
 
 
+@pytest.mark.parametrize("make", PLANS.values(), ids=PLANS)
+def test_a_plan_can_be_made_again_from_its_record(make) -> None:
+    plan = make(7)
+    assert lab.plan_of(plan.name, plan.seed, {**plan.parameters, "form": plan.form, "warmup": 3}) == plan
+
+
 def test_requests_and_tokens_are_counted_with_their_history() -> None:
     plan = PLANS["multi_turn"](0)
     assert plan.requests == 12
@@ -195,12 +201,10 @@ def test_reported_times_cover_what_the_server_did(scheduled, api) -> None:
     plan = lab.random_prompts(
         seed=1, prompts=12, prompt_tokens=8, answer_tokens=12, form="text" if api == "chat" else "ids"
     )
-    result = lab.run_load(
-        url, plan, pace=lab.Pace(concurrency=4), target=lab.Target(api=api), warmup=2, progress=False
-    )
+    result = lab.run_load(url, plan, pace=lab.Pace(concurrency=4), target=lab.Target(api=api), warmup=2, progress=False)
     assert result.ended == "complete"
     assert len(result.succeeded) == 12
-    assert len(result.records) == 14
+    assert [record.index for record in result.records] == [-2, -1, *range(1, 13)]
     told = truth(log, earlier, 14)
     sent = sorted(entry["sent_s"][0] for entry in told)
     # a client cannot see a token before it was sent: its mean is above the server's own, by a bounded delay
@@ -274,9 +278,7 @@ async def test_what_is_sent_in_a_conversation() -> None:
 
 @pytest.mark.parametrize(("api", "turns"), [("chat", 1), ("completions", 2)])
 async def test_ids_that_an_endpoint_cannot_take_are_refused_first(api, turns: int) -> None:
-    plan = lab.multi_turn(
-        seed=2, conversations=1, turns=turns, first_tokens=5, turn_tokens=3, answer_tokens=6
-    )
+    plan = lab.multi_turn(seed=2, conversations=1, turns=turns, first_tokens=5, turn_tokens=3, answer_tokens=6)
     async with fake_sglang(recorded_routes("0.5.23")) as fake, SglangClient(fake.url) as client:
         with pytest.raises(UsageError, match="form='text'"):
             await lab.load(client, plan, target=lab.Target(api=api))
@@ -295,9 +297,7 @@ def test_caps_stop_the_load_and_say_so(scheduled) -> None:
     tokens = lab.run_load(url, plan, limits=lab.Limits(max_tokens=100), progress=False)
     assert tokens.ended == "cap: max_tokens 100 would be exceeded"
     assert len(tokens.succeeded) == 5  # 20 tokens each
-    short = lab.run_load(
-        url, plan, pace=lab.Pace(concurrency=1), limits=lab.Limits(duration_s=0.5), progress=False
-    )
+    short = lab.run_load(url, plan, pace=lab.Pace(concurrency=1), limits=lab.Limits(duration_s=0.5), progress=False)
     assert short.ended == "duration"
     assert 0 < len(short.succeeded) < 50
     assert all(record.error is None for record in short.records)  # those under way were answered
@@ -382,15 +382,11 @@ async def test_vanished_metrics_and_a_restart_are_noted() -> None:
 
     def server_info(seen):
         asked[seen.path] += 1
-        return Answer(
-            body=json.dumps({**data, "hicache_ratio": 4.0 if asked[seen.path] == 1 else 2.0}).encode()
-        )
+        return Answer(body=json.dumps({**data, "hicache_ratio": 4.0 if asked[seen.path] == 1 else 2.0}).encode())
 
     def metrics(seen):
         asked[seen.path] += 1
-        return (
-            Answer(body=recorded("0.5.23-llama-tp1", "metrics.txt")) if asked[seen.path] == 1 else Answer(404)
-        )
+        return Answer(body=recorded("0.5.23-llama-tp1", "metrics.txt")) if asked[seen.path] == 1 else Answer(404)
 
     stream = Answer(body=[recorded("0.5.23-llama-tp1", "generate_stream.txt")], pause_s=0.1)
     routes |= {"/server_info": server_info, "/metrics": metrics, "/generate": stream}

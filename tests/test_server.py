@@ -53,10 +53,22 @@ def test_server_info_of_a_real_server(release: str) -> None:
     assert server.ranks[0].token_capacity == 2048
 
 
+@pytest.mark.parametrize(
+    ("data", "processes", "per_replica"),
+    [
+        ({"tp_size": 8}, 8, 8),
+        ({"tp_size": 4, "pp_size": 2, "dp_size": 2}, 16, 8),  # replicas beside each other
+        ({"tp_size": 8, "dp_size": 4, "enable_dp_attention": True}, 8, 2),  # replicas inside the tensor-parallel group
+        ({"tp_size": 8, "dp_size": 1, "attn_dp_size": 4}, 8, 2),  # the same, under 0.5.23's name
+    ],
+)
+def test_processes_and_the_replicas_they_form(data, processes: int, per_replica: int) -> None:
+    server = read_server_info({"model_path": "m", **data})
+    assert (server.processes, server.processes_per_replica) == (processes, per_replica)
+
+
 def test_server_info_of_old_releases_is_flat() -> None:
-    server = read_server_info(
-        {"model_path": "m", "tp_size": 8, "max_total_num_tokens": 116000, "version": "0.4.6"}
-    )
+    server = read_server_info({"model_path": "m", "tp_size": 8, "max_total_num_tokens": 116000, "version": "0.4.6"})
     assert (server.tp_size, server.device_tokens, server.ranks) == (8, 116000, ())
     assert not server.hicache.enabled
 
@@ -119,9 +131,7 @@ def test_credentials_a_server_repeats_are_dropped() -> None:
 # ---- metrics
 
 
-@pytest.mark.parametrize(
-    "name", ["0.5.10-llama-tp1", "0.5.10-llama-tp2", "0.5.23-llama-tp1", "0.5.23-llama-tp2"]
-)
+@pytest.mark.parametrize("name", ["0.5.10-llama-tp1", "0.5.10-llama-tp2", "0.5.23-llama-tp1", "0.5.23-llama-tp2"])
 def test_pools_and_hits_of_a_real_server(name: str) -> None:
     snapshot = metrics(name)
     assert snapshot.host_total_tokens == 8193  # ratio 4 × 2,048 device tokens, and one page
@@ -341,9 +351,7 @@ def free_port() -> int:
 
 async def test_nothing_listens() -> None:
     async with SglangClient(f"http://127.0.0.1:{free_port()}") as client:
-        with pytest.raises(
-            ServerError, match="nothing listens there; start one with 'hicache-lab server start'"
-        ):
+        with pytest.raises(ServerError, match="nothing listens there; start one with 'hicache-lab server start'"):
             await client.probe()
 
 
@@ -384,9 +392,7 @@ async def test_wrong_model_is_said() -> None:
 async def test_context_too_long_is_said() -> None:
     answer = Answer(400, recorded("0.5.10-llama-tp1", "err_too_long.json"))
     async with fake_sglang({"/generate": answer}) as fake, SglangClient(fake.url) as client:
-        with pytest.raises(
-            ServerError, match="prompt is too long for the server: The input \\(5000 tokens\\)"
-        ):
+        with pytest.raises(ServerError, match="prompt is too long for the server: The input \\(5000 tokens\\)"):
             await client.generate(GenerateRequest((1,) * 5000, 4))
         with pytest.raises(ServerError, match="too long"):
             await client.stream(GenerateRequest((1,) * 5000, 4))

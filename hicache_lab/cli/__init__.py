@@ -34,6 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "servers",
         "a real SGLang with HiCache on this machine's CPU: install, start, stop, status, logs",
     ),
+    "curve": ("traffic", "the hit rate at every cache size, from a trace or a described workload"),
+    "simulate": ("traffic", "replay a trace by a release's own cache rules: cached tokens by tier"),
+    "replay": ("replays", "the incident again: virtually, or for real in a memory control group (--physical)"),
+    "read-source": ("replays", "an SGLang tree or wheel: its host-pool sizing and check, and whose rules they are"),
 }
 
 

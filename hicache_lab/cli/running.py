@@ -102,12 +102,24 @@ def run(_command: str, args: argparse.Namespace) -> int:
             break
         if not args.json:
             print(_summary(folder, result), flush=True)
+    if len(results) > 1 and not args.json:
+        print(_closing(results))
     if args.json:
         json.dump([{"folder": str(folder), **asdict(result)} for folder, result in results], sys.stdout, indent=2)
         print()
     if any(result.status == "interrupted" for _, result in results):
         raise KeyboardInterrupt
     return 0 if all(result.complete for _, result in results) else 1
+
+
+def _closing(results: Sequence[tuple[Path, RunResult]]) -> str:
+    """All runs in one table: how each ended, its verdict where it has one, and where to look."""
+    lines = ["", f"{'notebook':<26} {'status':<12} {'verdict':<10} open"]
+    for folder, result in results:
+        verdict = result.figures.get("verdict")
+        page = folder / next((name for name in result.files if name.endswith(".html")), "")
+        lines.append(f"{result.notebook:<26} {result.status:<12} {verdict.value if verdict else '':<10} {page}")
+    return "\n".join(lines)
 
 
 def _shown(value: str | int | float) -> str:

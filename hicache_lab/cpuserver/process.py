@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from hicache_lab.cpuserver.environment import Environment, install
-from hicache_lab.cpuserver.home import home
+from hicache_lab.cpuserver.home import home, made
 from hicache_lab.cpuserver.spec import HOST, Launch, checked_name
 from hicache_lab.cpuserver.tinymodels import TINY_MODELS, make_models
 from hicache_lab.errors import HostError, ServerError, UsageError
@@ -133,9 +133,7 @@ def status(*, home_dir: Path | None = None) -> tuple[Server, ...]:
     return tuple(sorted((s for s in found if s and s.alive), key=lambda s: s.started_unix_s))
 
 
-def stop(
-    name: str = "default", *, home_dir: Path | None = None, term_seconds: float = TERM_SECONDS
-) -> Stopped:
+def stop(name: str = "default", *, home_dir: Path | None = None, term_seconds: float = TERM_SECONDS) -> Stopped:
     """Stop a server: TERM to its process group, KILL to what is left after ``term_seconds``.
 
     Raises:
@@ -217,17 +215,13 @@ def _spawn(launch: Launch, environment: Environment, folder: Path, models: Path)
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
-def _wait_until_ready(
-    server: Server, timeout_seconds: float, progress: Callable[[float, str], None]
-) -> float:
+def _wait_until_ready(server: Server, timeout_seconds: float, progress: Callable[[float, str], None]) -> float:
     began = time.monotonic()
     while True:
         seconds = time.monotonic() - began
         lines = server.log().splitlines()
         if not server.alive:
-            raise ServerError(
-                _why_it_ended(server, lines, f"ended after {seconds:.0f} s, before it was ready")
-            )
+            raise ServerError(_why_it_ended(server, lines, f"ended after {seconds:.0f} s, before it was ready"))
         if seconds > timeout_seconds:
             raise ServerError(_why_it_ended(server, lines, f"was not ready after {timeout_seconds:.0f} s"))
         if health(server.port) == http.client.OK:
@@ -248,7 +242,7 @@ def health(port: int, timeout_seconds: float = 10.0) -> int | None:
         connection.close()
 
 
-_REASON = re.compile(r"^(?:\[[^]]*\] )?[\w.]*(?:Error|Exception): .+|^.*launch_server\.py: error: .+")
+_REASON = re.compile(r"^(?:\[[^]]*\] )?[\w.]*(?:Error|Exception): .+|^[\w. -]+: error: .+")
 
 
 def _why_it_ended(server: Server, lines: Sequence[str], what: str) -> str:
@@ -335,9 +329,7 @@ def _checked_port(port: int) -> int:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise UsageError(
-                f"--port {port}: already in use on {HOST}; choose another or leave it out"
-            ) from error
+            raise UsageError(f"--port {port}: already in use on {HOST}; choose another or leave it out") from error
     return port
 
 
@@ -347,9 +339,7 @@ def _root(home_dir: Path | None) -> Path:
 
 def _folder(name: str, home_dir: Path | None, *, make: bool = True) -> Path:
     folder = _root(home_dir) / checked_name(name)
-    if make:
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return made(folder) if make else folder
 
 
 @contextlib.contextmanager

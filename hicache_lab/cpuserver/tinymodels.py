@@ -126,9 +126,7 @@ def _run_script(environment: Environment, folder: Path, shapes: dict[str, tuple[
     )
     if done.returncode != 0:
         tail = "\n  ".join(done.stderr.splitlines()[-6:])
-        raise HostError(
-            f"server: could not make the tiny model {folder.name} (exit {done.returncode}):\n  {tail}"
-        )
+        raise HostError(f"server: could not make the tiny model {folder.name} (exit {done.returncode}):\n  {tail}")
 
 
 def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -148,9 +146,7 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         if layer >= config.get("first_k_dense_replace", config["num_hidden_layers"]):
             shapes |= {f"{prefix}mlp.{name}": shape for name, shape in _experts(config).items()}
         else:
-            shapes |= {
-                f"{prefix}mlp.{name}": s for name, s in _mlp(hidden, config["intermediate_size"]).items()
-            }
+            shapes |= {f"{prefix}mlp.{name}": s for name, s in _mlp(hidden, config["intermediate_size"]).items()}
     return shapes
 
 

@@ -111,7 +111,7 @@ def _panel(figure: Figure, cells: Sequence[tuple[str, Cell]], row: int, column: 
     )
 
 
-def tiers_figure(comparison: Comparison, theme: Theme = "light") -> Figure | None:
+def hits_figure(comparison: Comparison, theme: Theme = "light") -> Figure | None:
     """Where prompt tokens were found, setting by setting; None if no tier was recorded."""
     names = [name for name in TIERS if any(name in setting.cells for setting in comparison.settings)]
     if not names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -103,6 +104,15 @@ class CompressedShape:
     def page_item_bytes(self, slots: int) -> int:
         """Bytes of one layer's page of ``slots`` latent rows (page 256: swa 256, c4 64, c128 2 slots)."""
         return -(-slots * self.row_bytes // _V4_PAGE_MULTIPLE) * _V4_PAGE_MULTIPLE
+
+    def state_page_bytes(self, ratio: int, *, ring: int, indexer: bool = False) -> int:
+        """Bytes of one layer's compression state beside one sliding-window page.
+
+        A state row is a key and its score in fp32, twice as wide for c4, whose blocks overlap; one page of the
+        window has a ring of them. Source: 0.5.12–0.5.23 mem_cache/deepseek_v4_compress_state.py:CompressStatePool.
+        """
+        width = self.index_head_dim if indexer else self.head_dim
+        return ring * 2 * (2 if ratio == 4 else 1) * width * ITEMSIZES["float32"]
 
     def indexer_page_item_bytes(self, slots: int) -> int:
         """Bytes of one c4 layer's page of ``slots`` indexer keys."""
@@ -237,16 +247,35 @@ class ModelGeometry:
         """Layers of the given kinds."""
         return sum(kind in kinds for kind in self.layer_kinds)
 
-    def layers_of_stage(self, pp_size: int, stage: int) -> slice:
-        """The layers of one pipeline stage; what does not divide goes to the last stages.
+    def layers_of_stage(
+        self, pp_size: int, stage: int, *, remainder: str = "last_stages", partition: Sequence[int] | None = None
+    ) -> slice:
+        """The layers of one pipeline stage.
 
-        Source: 0.5.8 ``distributed/utils.py:get_pp_indices`` without SGLANG_PP_LAYER_PARTITION.
+        Args:
+            pp_size: stages.
+            stage: which, from 0.
+            remainder: what does not divide goes one layer each to the ``last_stages`` (0.5.6+), or all of it to the
+                ``last_stage`` (until 0.5.5.post3).
+            partition: layers of each stage where SGLANG_PP_LAYER_PARTITION states them.
+
+        Source: distributed/utils.py:get_pp_indices of 0.5.8 and 0.5.5.
         """
         if not 1 <= pp_size <= self.num_layers:
             raise UsageError(f"--pp-size: expected 1 to {self.num_layers} (the model's layers), got {pp_size}")
         if not 0 <= stage < pp_size:
             raise UsageError(f"pipeline stage: expected 0 to {pp_size - 1}, got {stage}")
+        if partition is not None:
+            if len(partition) != pp_size or sum(partition) != self.num_layers or min(partition) < 1:
+                raise UsageError(
+                    f"SGLANG_PP_LAYER_PARTITION: expected {pp_size} numbers (--pp-size) that add up to "
+                    f"{self.num_layers} layers, got {','.join(map(str, partition))}"
+                )
+            start = sum(partition[:stage])
+            return slice(start, start + partition[stage])
         each, rest = divmod(self.num_layers, pp_size)
+        if remainder == "last_stage":
+            return slice(stage * each, self.num_layers if stage == pp_size - 1 else (stage + 1) * each)
         first_long = pp_size - rest
         start = stage * each + max(0, stage - first_long)
         return slice(start, start + each + (stage >= first_long))

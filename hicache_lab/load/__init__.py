@@ -14,9 +14,12 @@ from hicache_lab.load.plans import (
     Session,
     Turn,
     multi_turn,
+    plan_of,
     random_prompts,
     shared_prefix,
     trace_replay,
+    trace_rows,
+    warmup_plan,
     write_evict_read,
 )
 from hicache_lab.load.results import Hits, LoadResult, RequestRecord, ServerSample, Spread
@@ -38,9 +41,12 @@ __all__ = [
     "Turn",
     "load",
     "multi_turn",
+    "plan_of",
     "random_prompts",
     "run_load",
     "shared_prefix",
     "trace_replay",
+    "trace_rows",
+    "warmup_plan",
     "write_evict_read",
 ]

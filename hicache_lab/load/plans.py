@@ -8,12 +8,16 @@ for token.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from itertools import accumulate
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from hicache_lab.errors import UsageError
+
+if TYPE_CHECKING:
+    from hicache_lab.traces import Trace
 
 Form = Literal["ids", "text"]
 Tokens = tuple[int, ...]
@@ -181,9 +185,7 @@ def shared_prefix(
     return Plan("shared_prefix", seed, (Phase("prompts", tuple(sessions)),), form, parameters)
 
 
-def random_prompts(
-    *, seed: int, prompts: int, prompt_tokens: int, answer_tokens: int, form: Form = "ids"
-) -> Plan:
+def random_prompts(*, seed: int, prompts: int, prompt_tokens: int, answer_tokens: int, form: Form = "ids") -> Plan:
     """Prompts that share nothing: what a cache cannot help with."""
     _positive(prompts=prompts, prompt_tokens=prompt_tokens)
     draw = _Drawer(seed)
@@ -225,6 +227,59 @@ def write_evict_read(
     }
     phases = (Phase("write", written), Phase("evict", evicting), Phase("read", written))
     return Plan("write_evict_read", seed, phases, form, parameters)
+
+
+def plan_of(name: str, seed: int, parameters: Mapping[str, Any]) -> Plan:
+    """Make a plan again from what a result recorded of it.
+
+    Raises:
+        UsageError: a replayed trace, which the record does not hold.
+    """
+    makers: dict[str, Callable[..., Plan]] = {
+        "multi_turn": multi_turn,
+        "shared_prefix": shared_prefix,
+        "random": random_prompts,
+        "write_evict_read": write_evict_read,
+    }
+    if name not in makers:
+        raise UsageError(f"plan {name}: cannot be made again from its seed; expected one of {', '.join(makers)}")
+    wanted = signature(makers[name]).parameters
+    return makers[name](seed=seed, **{name: value for name, value in parameters.items() if name in wanted})
+
+
+def warmup_plan(plan: Plan, count: int) -> Plan:
+    """Short prompts that share nothing with the plan's."""
+    return random_prompts(seed=-1 - plan.seed, prompts=count, prompt_tokens=16, answer_tokens=4, form=plan.form)
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """One request of a trace that was read from a file; see ``TraceRow``."""
+
+    at_s: float
+    block_ids: tuple[int, ...]
+    input_tokens: int
+    output_tokens: int
+
+
+def trace_rows(trace: Trace, requests: int | None = None) -> Iterator[RecordedRequest]:
+    """The first requests of a trace, arrivals counted from the first.
+
+    Raises:
+        InputError: the trace holds lengths only, so nobody knows which prompts share a prefix.
+    """
+    trace.require_prefixes("a replay")
+    head = trace if requests is None else trace.head(requests)
+    arrivals = None if head.arrival_s is None else head.arrival_s - head.arrival_s.min()
+    for place in range(head.requests):
+        first = int(head.offsets[place])
+        ids = head.ids[first : first + int(head.prompt_blocks[place])].tolist()
+        yield RecordedRequest(
+            0.0 if arrivals is None else float(arrivals[place]),
+            tuple(ids),
+            int(head.input_tokens[place]),
+            max(int(head.output_tokens[place]), 1),
+        )
 
 
 class TraceRow(Protocol):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,7 @@ class RequestRecord:
     """One request, measured at the client; token counts are the server's.
 
     Attributes:
-        index: in sending order; warm-up requests are negative.
+        index: in sending order from 1; warm-up requests count down from -1.
         phase, session, turn: its place in the plan.
         warmup: sent before measuring; in no summary.
         due_s: when it should have been sent (open loop), after the start; None in a closed loop.
@@ -47,17 +45,17 @@ class RequestRecord:
     warmup: bool
     due_s: float | None
     sent_s: float
-    ttft_s: float | None
-    itl_s: tuple[float, ...]
-    e2e_s: float | None
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    cached_tokens: int | None
-    cached_device: int | None
-    cached_host: int | None
-    cached_storage: int | None
-    output_ids: tuple[int, ...]
-    error: str | None
+    ttft_s: float | None = None
+    itl_s: tuple[float, ...] = ()
+    e2e_s: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    cached_device: int | None = None
+    cached_host: int | None = None
+    cached_storage: int | None = None
+    output_ids: tuple[int, ...] = ()
+    error: str | None = None
 
     @property
     def end_s(self) -> float | None:
@@ -225,11 +223,15 @@ class LoadResult:
 
     def requests_frame(self) -> pd.DataFrame:
         """One row a request; ``itl_s`` and ``output_ids`` are lists."""
-        return _frame(RequestRecord, self.records)
+        from hicache_lab.load.files import frame
+
+        return frame(RequestRecord, self.records)
 
     def samples_frame(self) -> pd.DataFrame:
         """One row a sample of the server's counters."""
-        return _frame(ServerSample, self.samples)
+        from hicache_lab.load.files import frame
+
+        return frame(ServerSample, self.samples)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but the records and samples, JSON-ready."""
@@ -262,44 +264,15 @@ class LoadResult:
         Raises:
             HostError: the disk is full or the folder cannot be written; what was there before is untouched.
         """
+        from hicache_lab.load.files import written_whole
+
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False)
         requests, samples = self.requests_frame(), self.samples_frame()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _whole(folder / "requests.parquet", lambda path: requests.to_parquet(path, index=False))
-            _whole(folder / "metrics.parquet", lambda path: samples.to_parquet(path, index=False))
-            _whole(folder / "load.json", lambda path: path.write_text(text))
+            written_whole(folder / "requests.parquet", lambda path: requests.to_parquet(path, index=False))
+            written_whole(folder / "metrics.parquet", lambda path: samples.to_parquet(path, index=False))
+            written_whole(folder / "load.json", lambda path: path.write_text(text, encoding="utf-8"))
         except OSError as error:
             reason = error.strerror or str(error)
             raise HostError(f"could not write the load's result into {folder}: {reason}") from error
-
-
-def _whole(target: Path, write: Callable[[Path], object]) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    aside = Path(name)
-    try:
-        write(aside)
-        aside.chmod(0o644)
-        aside.rename(target)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _frame(kind: type, rows: Sequence[Any]) -> pd.DataFrame:
-    import pandas as pd
-
-    columns = list(kind.__dataclass_fields__)  # type: ignore[attr-defined]
-    data = {column: [getattr(row, column) for row in rows] for column in columns}
-    for column, values in data.items():
-        if values and isinstance(values[0], tuple):
-            data[column] = [list(value) for value in values]
-    frame = pd.DataFrame(data, columns=columns)
-    for column in columns:
-        if column.endswith("_tokens") or column.startswith("cached_") or column in {"running", "waiting"}:
-            frame[column] = frame[column].astype("Int64")
-        elif column in {"due_s", "ttft_s", "e2e_s", "device_used_share"}:
-            frame[column] = frame[column].astype("float64")
-        elif column in {"error", "missing"}:
-            frame[column] = frame[column].astype("string")
-    return frame

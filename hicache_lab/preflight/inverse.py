@@ -18,7 +18,7 @@ _MOST_RATIO = 1000
 class Advice:
     """The largest settings with a verdict no worse than asked for; None where none is.
 
-    ``size_gb`` is GB (1e9) per rank and a whole number, as the flag wants it; ``*_bytes`` is what the host really gives.
+    ``size_gb`` is whole GB (1e9) per rank, as the flag wants it; ``*_bytes`` is what the host really gives.
     """
 
     size_gb: int | None
@@ -105,7 +105,8 @@ def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advi
         most = max(1, limit // GB + 1)
         start = most // question.config.ranks_per_host + 1
         sizes = _largest(lambda n: assess(with_size(question, n)), accepted, most, start)
-    if question.rules.has_ratio_flag and (question.device.tokens or question.device.kv_bytes):
+    known = question.device.tokens or question.device.kv_bytes or question.config.max_total_tokens
+    if question.rules.has_ratio_flag and known:
         most = _MOST_RATIO * _RATIO_STEP
         ratios = _largest(lambda n: assess(with_ratio(question, n / _RATIO_STEP)), accepted, most, 2 * _RATIO_STEP)
     return Advice(

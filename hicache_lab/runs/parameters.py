@@ -140,7 +140,9 @@ def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
             ) from error
         type_name = ast.unparse(annotation).strip("'\"") if annotation else type(default).__name__
         type_name = type_name.replace("NoneType", "object | None")
-        found[target.id] = Parameter(target.id, type_name, default, comments.get(node.end_lineno or 0, ""))
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        comment = " ".join(comments[line] for line in lines if line in comments)
+        found[target.id] = Parameter(target.id, type_name, default, comment)
     return found
 
 

@@ -107,8 +107,10 @@ class SglangClient:
     async def __aenter__(self) -> SglangClient:
         import aiohttp
 
+        needed = self._ca_file or self.base_url.startswith("https:")
         try:
-            tls = ssl.create_default_context(cafile=self._ca_file)
+            # loading the system's authorities takes longer than a request: only where they are used
+            tls = ssl.create_default_context(cafile=self._ca_file) if needed else True
         except (OSError, ssl.SSLError) as error:
             raise UsageError(f"ca_file: {self._ca_file!r} is not a readable PEM file ({error})") from None
         key = self._key()
@@ -187,9 +189,7 @@ class SglangClient:
         """
         response = await self._get("/metrics")
         if response.status == HTTPStatus.NOT_FOUND:
-            raise ServerError(
-                f"{self.base_url}/metrics: metrics are off; restart the server with --enable-metrics"
-            )
+            raise ServerError(f"{self.base_url}/metrics: metrics are off; restart the server with --enable-metrics")
         self._check("/metrics", response)
         return time.time(), response.body.decode(errors="replace")
 
@@ -204,9 +204,7 @@ class SglangClient:
         """
         health = await self.health()
         if health.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            raise ServerError(
-                f"{self.base_url} is still loading or overloaded (503 from /health); try again later"
-            )
+            raise ServerError(f"{self.base_url} is still loading or overloaded (503 from /health); try again later")
         server, model = await self.server_info(), await self.model_info()
         await self._check_model(expected_model, model)
         metrics, missing = None, None
@@ -222,9 +220,7 @@ class SglangClient:
         names = await self.model_names()
         if expected not in names:
             serves = ", ".join(dict.fromkeys((*names, model.model_path)))
-            raise ServerError(
-                f"{self.base_url} serves {serves}, not {expected}; check base_url or the model's name"
-            )
+            raise ServerError(f"{self.base_url} serves {serves}, not {expected}; check base_url or the model's name")
 
     # ---- changes
 
@@ -261,9 +257,7 @@ class SglangClient:
             raise ServerError(f"{self.base_url}{request.path}: {reply.error}")
         return reply
 
-    async def collect(
-        self, request: GenerateRequest, *, clock: Callable[[], float] = time.perf_counter
-    ) -> RawStream:
+    async def collect(self, request: GenerateRequest, *, clock: Callable[[], float] = time.perf_counter) -> RawStream:
         """Answer one prompt as raw bytes with arrival times; whatever goes wrong is said in the result.
 
         Cancellation keeps nothing; a broken connection keeps what had arrived.
@@ -272,9 +266,7 @@ class SglangClient:
 
         body = request.body(stream=True)
         chunks: list[tuple[float, bytes]] = []
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=CONNECT_SECONDS, sock_read=self._stall_seconds
-        )
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self._stall_seconds)
         session = self._open()
         error: str | None = None
         sent = clock()
@@ -287,9 +279,7 @@ class SglangClient:
                         chunks.append((clock(), chunk))
                 else:
                     server = response.headers.get("Server", "")
-                    error = self._refused(
-                        Response(response.status, self._redacted(await response.read()), server)
-                    )
+                    error = self._refused(Response(response.status, self._redacted(await response.read()), server))
         except (aiohttp.ClientError, TimeoutError, OSError) as failure:
             error = self._failure(failure, self._stall_seconds).text
         if self.api_key_env:
@@ -317,10 +307,7 @@ class SglangClient:
         """The JSON of the first path that the server knows."""
         for path in paths:
             response = await self._get(path)
-            if (
-                response.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}
-                or path == paths[-1]
-            ):
+            if response.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED} or path == paths[-1]:
                 self._check(path, response)
                 try:
                     return self._parsed(path, response)

@@ -88,9 +88,7 @@ class MetricsSnapshot:
         found: dict[str, float] = defaultdict(float)
         for sample in self._once(name):
             parts = [("dp", "dp_rank"), ("pp", "pp_rank"), ("tp", "tp_rank")]
-            key = " ".join(
-                f"{short}{sample.labels[label]}" for short, label in parts if sample.labels.get(label)
-            )
+            key = " ".join(f"{short}{sample.labels[label]}" for short, label in parts if sample.labels.get(label))
             found[key or "all"] += sample.value
         return dict(found)
 
@@ -108,7 +106,7 @@ class MetricsSnapshot:
 
         Args:
             name: e.g. ``evicted_tokens_total``.
-            processes_per_replica: ``ServerInfo.processes`` over its replicas (tp × pp).
+            processes_per_replica: ``ServerInfo.processes_per_replica``.
 
         Returns:
             Tokens, or None if the server has not counted any yet or does not know the name.

@@ -44,9 +44,7 @@ def unreachable(error: Exception, base_url: str, limit_s: float) -> Failure:
     if isinstance(error, TimeoutError):
         return Failure(f"no answer within {limit_s:g} s; it hangs, or is too busy", True)
     if isinstance(error, aiohttp.ClientConnectorError):
-        return Failure(
-            "nothing listens there; start one with 'hicache-lab server start', or check base_url", False
-        )
+        return Failure("nothing listens there; start one with 'hicache-lab server start', or check base_url", False)
     if isinstance(error, aiohttp.ClientPayloadError):
         return Failure("the answer was cut off (connection lost in the middle)", True)
     return Failure(f"the connection broke ({type(error).__name__}: {error or 'no details'})", True)
@@ -96,8 +94,7 @@ def checked_url(base_url: str) -> str:
         raise UsageError(f"base_url: {wanted}, got one with a bad address ({error})") from None
     if parts.username or parts.password:
         raise UsageError(
-            "base_url: credentials in the URL are refused; export the key and give the variable's name "
-            "as api_key_env"
+            "base_url: credentials in the URL are refused; export the key and give the variable's name as api_key_env"
         )
     if not known:
         raise UsageError(f"base_url: {wanted}, got {base_url!r}")

@@ -286,9 +286,7 @@ def _by_tier(total: int, details: Any) -> CachedTokens:
     if not isinstance(details, dict):
         # nothing cached: no release adds details then; otherwise the release does not tell the tier
         return CachedTokens(0, 0, 0) if total == 0 else CachedTokens(total)
-    storage = [
-        _count(v) or 0 for name, v in details.items() if name.startswith("storage") and _count(v) is not None
-    ]
+    storage = [_count(v) or 0 for name, v in details.items() if name.startswith("storage") and _count(v) is not None]
     return CachedTokens(
         total, _count(details.get("device")), _count(details.get("host")), sum(storage) if storage else None
     )

@@ -106,7 +106,7 @@ def refusal_text(kind: str, label: str, requested_bytes: int, shown_bytes: int) 
     """The exact words of a refusal; the numbers in it are GB = 1e9.
 
     Args:
-        kind: ``kv`` (also mamba), ``indexer`` or ``dsv4``.
+        kind: ``kv`` (also mamba), ``indexer``, ``dsv4`` or ``dsv4_state``.
         label: NSA or DSA for an indexer, the pool's name for a DeepSeek-V4 pool.
         requested_bytes: what the rank asks for.
         shown_bytes: the number printed as free, see :class:`Budget`.
@@ -114,6 +114,7 @@ def refusal_text(kind: str, label: str, requested_bytes: int, shown_bytes: int) 
     numbers = f"Requesting {requested_bytes / GB:.2f} GB but only have {shown_bytes / GB:.2f} GB free."
     if kind == "indexer":
         return f"Not enough host memory for {label} indexer hierarchical cache. {numbers}"
-    if kind == "dsv4":
-        return f"Not enough host memory for V4 paged pool {label}. {numbers}"
+    if kind in ("dsv4", "dsv4_state"):
+        pool = "paged" if kind == "dsv4" else "state"
+        return f"Not enough host memory for V4 {pool} pool {label}. {numbers}"
     return f"Not enough host memory available. {numbers} Please reduce the size of the hierarchical cache."

@@ -9,7 +9,8 @@ from hicache_lab.releases import ReleaseRules
 from hicache_lab.sizing.guard import Budget, HostView, LaunchFailure, LogLine, rank_budget, refusal_text
 from hicache_lab.units import GB
 
-Kind = Literal["mha", "mla", "nsa", "mamba", "indexer", "dsv4"]
+Kind = Literal["mha", "mla", "nsa", "mamba", "indexer", "dsv4", "dsv4_state"]
+_PAGE_POOLS = ("dsv4", "dsv4_state")
 
 NOT_LARGER = "The host memory should be larger than the device memory with the current protocol"
 DSV4_NEEDS_RATIO = "DeepSeek V4 HiCache currently does not support --hicache-size; use --hicache-ratio instead."
@@ -118,7 +119,7 @@ def size_pool(spec: PoolSpec, rules: ReleaseRules) -> HostPool:
     Source: HostKVCache.__init__ (0.4.5–0.5.9 mem_cache/memory_pool_host.py, 0.5.16+ mem_cache/pool_host/base.py),
     DSAIndexerPoolHost and DeepSeekV4PagedHostPool.
     """
-    if spec.kind == "dsv4":
+    if spec.kind in _PAGE_POOLS:
         total = spec.layers * spec.pages * spec.bytes_per_token
         return HostPool(spec, spec.pages * spec.page_size, spec.pages, spec.page_size, total, total)
     if spec.kind == "indexer":
@@ -183,8 +184,13 @@ def allocating_text(pool: HostPool, rules: ReleaseRules) -> str:
     if spec.kind == "indexer":
         packed = _packed(spec, "layers")
         return f"Allocating {amount} host memory for {rules.indexer_label} indexer (layout={spec.layout}){packed}."
-    if spec.kind == "dsv4":
+    if spec.kind in _PAGE_POOLS:
         layout = f", layout={spec.layout}" if rules.dsv4_log_layout else ""
+        if spec.kind == "dsv4_state":
+            return (
+                f"Allocating {amount} host memory for V4 state pool '{spec.label}' (layers={spec.layers}, "
+                f"pages={pool.pages}, state_page_bytes={spec.bytes_per_token}{layout})."
+            )
         return (
             f"Allocating {amount} host memory for V4 paged pool '{spec.label}' (layers={spec.layers}, "
             f"pages={pool.pages}, item_bytes={spec.bytes_per_token}{layout})."
@@ -209,7 +215,7 @@ def _check_layout_first(spec: PoolSpec, rules: ReleaseRules) -> None:
 def _check_larger(pool: HostPool, rules: ReleaseRules) -> tuple[LogLine, ...]:
     """Host not larger than device: an assertion until 0.5.14, then a warning."""
     spec = pool.spec
-    if spec.kind in ("indexer", "dsv4") or pool.tokens > spec.device_tokens:
+    if spec.kind in ("indexer", *_PAGE_POOLS) or pool.tokens > spec.device_tokens:
         return ()
     if rules.not_larger == "assert_tokens":
         raise LaunchFailure("AssertionError", NOT_LARGER)

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hicache_lab.errors import UsageError
 from hicache_lab.geometry import ModelGeometry
 from hicache_lab.launch import LaunchConfig
 from hicache_lab.releases import ReleaseRules
+from hicache_lab.sizing.draft import plan_draft
+from hicache_lab.sizing.dsv4 import DSV4_SWA_RATIO, Dsv4Device, dsv4_pools
 from hicache_lab.sizing.guard import LaunchFailure
+from hicache_lab.sizing.kv import KvRows, environment, option
+from hicache_lab.sizing.pages import resolve_page_size
 from hicache_lab.sizing.pools import HostPool, PoolSpec, size_pool
-from hicache_lab.sizing.rows import (
-    indexer_bytes_per_layer,
-    mha_bytes_per_token,
-    mla_bytes_per_token,
-    store_bytes,
-)
-from hicache_lab.sizing.shares import dsv4_host_pages, split_size
+from hicache_lab.sizing.rows import indexer_bytes_per_layer
+from hicache_lab.sizing.shares import split_size
 from hicache_lab.units import GB
 
 DEFAULT_SWA_RATIO = 0.8
-DSV4_SWA_RATIO = 0.1
 DEFAULT_MAMBA_RATIO = 0.9
-DSA_FP8_ROW_BYTES = 656
-DSV4_PAGE = 256
 # only the proportion of the sub-pools matters where the device's tokens are not known
 _NOMINAL_TOKENS = 1_000_000
-_LLAMA4_ONLY = frozenset({"Llama4ForConditionalGeneration"})
-
-_WEIGHT_DTYPES = {
-    "half": "fp16",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float": "fp32",
-    "float32": "fp32",
-}
-_MLA_PAGES = {"flashmla": (64,), "cutlass_mla": (128,), "trtllm_mla": (32, 64), "cutedsl_mla": (32, 64)}
-_MHA_PAGES = {"trtllm_mha": (16, 32, 64), "fa4": (128,)}
 
 
 @dataclass(frozen=True)
@@ -57,7 +43,8 @@ class DeviceFacts:
 class RankPools:
     """The host pools of one rank, in the order in which the release builds and checks them.
 
-    ``missing`` names facts without which a number could not be had; ``assumed`` what was taken for granted.
+    ``missing`` names facts without which a number could not be had; ``assumed`` what was taken for granted;
+    ``uncounted`` pools that the release builds and these do not hold, because a fact is missing.
     """
 
     pools: tuple[HostPool, ...]
@@ -67,6 +54,7 @@ class RankPools:
     device_tokens: int | None = None
     assumed: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -100,27 +88,9 @@ def resident_bytes(pool: HostPool, rules: ReleaseRules) -> int:
     return 1 << (pool.allocated_bytes - 1).bit_length()
 
 
-def resolve_page_size(config: LaunchConfig, geometry: ModelGeometry) -> tuple[int, str | None]:
-    """Tokens a page as the server will run, and why where it is not what was given.
-
-    Source: server_args.py page-size handling of the attention backends, 0.5.8–0.5.23 (CUDA).
-    """
-    given = config.page_size
-    if geometry.kind == "dsv4":
-        return DSV4_PAGE, None if given == DSV4_PAGE else "DeepSeek-V4 runs with page size 256 (0.5.23, CUDA)"
-    if geometry.kind == "dsa":
-        return 64, None if given == 64 else "DSA models run with page size 64 on CUDA"
-    backends = _MLA_PAGES if geometry.kind == "mla" else _MHA_PAGES
-    allowed = backends.get(config.attention_backend or "")
-    if allowed and given not in allowed:
-        forced = allowed[-1]
-        return forced, f"--attention-backend {config.attention_backend} forces page size {forced}"
-    return given or 1, None
-
-
 @dataclass(frozen=True)
 class _Group:
-    """One device pool to mirror."""
+    """One device pool to mirror. ``draft_bytes_per_token`` are the packed draft layers in ``bytes_per_token``."""
 
     label: str
     kind: str
@@ -130,11 +100,17 @@ class _Group:
     padding_tokens: int
     taken_per_token: int | None = None
     draft_layers: int = 0
+    draft_bytes_per_token: int = 0
 
     @property
     def device_bytes(self) -> int:
         """Bytes of the device buffers: they have one page (one slot) of padding more than tokens."""
         return self.bytes_per_token * (self.device_tokens + self.padding_tokens)
+
+    @property
+    def target_bytes(self) -> int:
+        """Bytes of the target's own device buffers, by which --hicache-size is shared among the pools."""
+        return (self.bytes_per_token - self.draft_bytes_per_token) * (self.device_tokens + self.padding_tokens)
 
 
 class RankPlanner:
@@ -152,135 +128,76 @@ class RankPlanner:
     ) -> None:
         self.config, self.geometry, self.rules, self.stage, self.draft = config, geometry, rules, stage, draft
         self.assumed: list[str] = list(geometry.assumed)
-        self.missing: list[str] = []
-        self.page_size, forced = resolve_page_size(config, geometry)
+        self.page_size, forced = resolve_page_size(config, geometry, rules)
         if forced:
             self.assumed.append(forced)
-        self.dtype = self._dtype()
-        self.layers = geometry.layer_kinds[geometry.layers_of_stage(config.pp_size or 1, stage)]
+        self.rows = KvRows(config, geometry, rules)
+        self.plan = plan_draft(config, geometry, rules, draft)
+        self._stage = geometry.layers_of_stage(
+            config.pp_size or 1, stage, remainder=rules.pp_remainder, partition=_partition(config)
+        )
+        self.layers = geometry.layer_kinds[self._stage]
+        self.state = self.rows.state()
         self.device_tokens = self._device_tokens(device)
         self.device = device
         self.refusal = self._unsupported()
         self.groups = () if self.refusal or geometry.kind == "dsv4" else self._groups()
-        if self._architectures & rules.swa_needs_unified_tree and "swa" in geometry.layer_kinds:
+        in_tree = self.rows.swa_pool or geometry.kind == "dsv4"
+        needs_tree = in_tree and self.rows.architectures & rules.swa_needs_unified_tree
+        if needs_tree and environment(config, "SGLANG_ENABLE_UNIFIED_RADIX_TREE") not in ("1", "true", "True"):
             self.assumed.append("SGLANG_ENABLE_UNIFIED_RADIX_TREE=1 is set; without it this release refuses the model")
 
-    # -- what the device holds ------------------------------------------------------------------------------
-
-    def _dtype(self) -> str:
-        wanted = self.config.kv_cache_dtype or "auto"
-        if wanted != "auto":
-            return wanted
-        if self.geometry.kv_row_bytes is not None or self.geometry.kind == "dsv4":
-            return "bf16"
-        if self.geometry.checkpoint_kv_dtype is not None:
-            asked = self.geometry.checkpoint_kv_dtype
-            self.assumed.append(f"KV dtype auto follows the checkpoint's own {asked}; --kv-cache-dtype says otherwise")
-            return asked
-        if self.geometry.kind == "dsa":
-            self.assumed.append("KV dtype auto is taken as bf16; on Blackwell the server picks fp8_e4m3 for DSA models")
-        weights = _WEIGHT_DTYPES.get(self.config.dtype or "auto") or self.geometry.dtype
-        if weights is None:
-            self.assumed.append("KV dtype auto: the config names no dtype, bfloat16 is taken")
-        return weights or "bf16"
-
     def _device_tokens(self, device: DeviceFacts) -> int | None:
-        if device.tokens is not None or device.kv_bytes is None:
+        dcp = self.config.dcp_size or 1
+        if device.tokens is not None and dcp > 1 and self.rules.dcp_logs_logical_tokens:
+            # 0.5.21+ managers/tp_worker.py get_worker_info: what the log calls tokens is the whole group's
+            return device.tokens // dcp
+        cap = self.config.max_total_tokens
+        if device.tokens is not None and (cap is None or device.tokens <= cap):
             return device.tokens
-        return int(device.kv_bytes // self._kv_row(self._full_layers()))
+        if cap is not None and device.kv_bytes is None:
+            pages = cap // self.page_size
+            self.assumed.append(f"the device holds the {pages * self.page_size} tokens of --max-total-tokens, no fewer")
+            return pages * self.page_size or None
+        if device.kv_bytes is None:
+            return device.tokens
+        row = self.rows.row(self.rows.full_layers(self.layers))
+        if not self.rules.mla_bytes_count_layers and self.rows.latent_or_given(self.geometry):
+            row *= len(self.layers)
+        tokens = device.kv_bytes // row if row else None
+        return tokens if cap is None or tokens is None else min(tokens, cap)
 
-    @property
-    def swa_pool(self) -> bool:
-        """Whether this release keeps the sliding-window layers in a pool of their own, with the host tier on."""
-        if "swa" not in self.geometry.layer_kinds or self.geometry.kind == "dsv4":
-            return False
-        rules, names = self.rules, self._architectures
-        if self._flag_given("disable-hybrid-swa-memory") or names & rules.swa_flat_with_hicache:
-            return False
-        if self.config.speculative_algorithm and names & rules.swa_flat_with_speculation:
-            return False
-        if rules.swa_needs_hybrid_ratio and names & _LLAMA4_ONLY and not self._flag_given("hybrid-kvcache-ratio"):
-            return False
-        return bool(names & rules.swa_architectures)
+    def _host_layers(self, layers: int) -> int:
+        """Layers that this rank mirrors: split over the context-parallel ranks where the DSA cache is.
 
-    @property
-    def _architectures(self) -> set[str]:
-        return {self.geometry.architecture, self.geometry.inner_architecture}
-
-    def _flag_given(self, name: str) -> bool:
-        return any(option.lstrip("-").replace("_", "-") == name for option, _ in self.config.other)
-
-    def _full_layers(self) -> int:
-        kinds = ("full",) if self.swa_pool else ("full", "swa")
-        return sum(kind in kinds for kind in self.layers)
-
-    # -- bytes a token --------------------------------------------------------------------------------------
-
-    def _kv_row(self, layers: int, geometry: ModelGeometry | None = None) -> int:
-        """Bytes a token of the anchor pool, as the release's check counts it."""
-        model = geometry or self.geometry
-        if model.kv_row_bytes is not None:
-            return mla_bytes_per_token(self.rules, layers=layers, row_elements=model.kv_row_bytes, itemsize=1)
-        if model.latent is not None:
-            elements, itemsize = model.latent.row_elements, store_bytes(self.dtype)
-            if model.kind == "dsa" and itemsize == 1 and self.rules.row_width_override:
-                elements = DSA_FP8_ROW_BYTES
-            return mla_bytes_per_token(self.rules, layers=layers, row_elements=elements, itemsize=itemsize)
-        if model.full is None:
-            raise LaunchFailure("UnknownFact", f"{model.name} has no full-attention layers to mirror")
-        row = self._head_row(model, "full", layers)
-        if not self.swa_pool and model is self.geometry and model.swa is not None and "swa" in self.layers:
-            sliding = sum(kind == "swa" for kind in self.layers)
-            row = self._head_row(model, "full", layers - sliding) + self._head_row(model, "swa", sliding)
-        return row
-
-    def _head_row(self, model: ModelGeometry, which: str, layers: int) -> int:
-        shape = model.swa if which == "swa" and model.swa is not None else model.full
-        assert shape is not None
-        return mha_bytes_per_token(
-            self.rules,
-            layers=layers,
-            kv_heads=shape.heads_per_rank(self.config.attn_tp_size),
-            head_dim=shape.head_dim,
-            v_head_dim=shape.v_head_dim,
-            itemsize=store_bytes(self.dtype),
-        )
-
-    @property
-    def _index_row(self) -> int:
-        return indexer_bytes_per_layer(self.geometry.index_head_dim) if self.geometry.index_head_dim else 0
+        Source: 0.5.16+ mem_cache/pool_host/base.py _effective_host_layer_num.
+        """
+        if not self.rules.layer_shards or option(self.config, "enable-dsa-cache-layer-split") is None:
+            return layers
+        shards = self.config.attn_cp_size or 1
+        if shards == 1:
+            shards = max((self.config.tp_size or 1) // self.config.attention_dp_size, 1)
+        return -(-layers // shards)
 
     def _indexer_layers(self) -> int:
-        owners = self.geometry.indexer_owner[self.geometry.layers_of_stage(self.config.pp_size or 1, self.stage)]
-        return sum(owners) if self.rules.indexer_owners_only and owners else len(self.layers)
-
-    # -- draft ----------------------------------------------------------------------------------------------
-
-    @property
-    def mtp_layers(self) -> int:
-        """Draft layers of the model itself that are switched on."""
-        if self.draft is not None or not self.geometry.draft_layers:
-            return 0
-        stated = self.geometry.confidence == "inline"
-        return self.geometry.draft_layers if stated or self.config.speculative_algorithm else 0
-
-    @property
-    def packed_layers(self) -> int:
-        """Draft layers that are packed behind the target's in one pool (0.5.18+)."""
-        return self.mtp_layers if self.rules.draft == "packed" else 0
+        owners = self.geometry.indexer_owner[self._stage]
+        return self._host_layers(sum(owners) if self.rules.indexer_owners_only and owners else len(self.layers))
 
     # -- which pools there are ------------------------------------------------------------------------------
 
     def _unsupported(self) -> LaunchFailure | None:
         """Pools that this release's host tier cannot mirror: the server stops at start."""
         geometry, rules = self.geometry, self.rules
+        pp, spec = self.config.pp_size or 1, self.config.speculative_algorithm
+        if rules.pp_refuses_mtp and pp > 1 and spec and geometry.draft_layers:
+            return LaunchFailure("AssertionError", "PP is not compatible with MTP models.")
         only = "MHA, MLA, and NSA (DSA) models" if rules.draft != "none" else "MHA and MLA yet"
         text = f"HiRadixCache only supports {only}"
         if geometry.latent is not None and "mla" in rules.layouts and not rules.layouts["mla"]:
-            return LaunchFailure("AttributeError", "the host pool of 0.4.4 mirrors MHA and GQA only")
+            return LaunchFailure("AttributeError", "'MLATokenToKVPool' object has no attribute 'head_num'")
         if "linear" in self.geometry.layer_kinds and not rules.mamba_host_pool:
             return LaunchFailure("ValueError", text)
-        if self.swa_pool and not rules.swa_host_pool:
+        if self.rows.swa_pool and not rules.swa_host_pool:
             return LaunchFailure("ValueError", text)
         if geometry.kind == "dsv4" and not rules.dsv4_host_pool:
             return LaunchFailure("ValueError", text)
@@ -288,41 +205,38 @@ class RankPlanner:
 
     def _groups(self) -> tuple[_Group, ...]:
         tokens = self.device_tokens or 0
-        layers, packed = self._full_layers(), self.packed_layers
-        row = (
-            self._kv_row(layers + packed)
-            if self.geometry.latent or self.geometry.kv_row_bytes
-            else (self._kv_row(layers) + (self._head_row(self.geometry, "full", packed) if packed else 0))
-        )
-        inside = self.rules.indexer == "inside_the_flag" and self._index_row
+        layers, packed = self._host_layers(self.rows.full_layers(self.layers)), self.plan.packed_layers
+        row, draft_row = self.rows.row(layers + packed), self.rows.row(packed) if packed else 0
+        inside = self.rules.indexer == "inside_the_flag" and self.rows.index_row
         kind = "mha" if self.geometry.latent is None and self.geometry.kv_row_bytes is None else "mla"
         taken = None if self.rules.mla_bytes_count_layers or kind == "mha" else row * (layers + packed)
         anchor = _Group(
-            "full" if self.swa_pool else "kv",
+            "full" if self.rows.swa_pool else "kv",
             "nsa" if inside else kind,
-            row + (self._index_row * layers if inside else 0),
+            row + (self.rows.index_row * layers if inside else 0),
             tokens,
             layers,
             self.page_size,
             taken,
             packed,
+            draft_row,
         )
         found = [anchor] if layers else []
-        if self.swa_pool:
+        if self.rows.swa_pool:
             sliding = sum(layer == "swa" for layer in self.layers)
             found.append(
                 _Group(
                     "swa",
                     "mha",
-                    self._head_row(self.geometry, "swa", sliding),
+                    self.rows.head_row(self.geometry, "swa", sliding),
                     self._swa_tokens(),
                     sliding,
                     self.page_size,
                 )
             )
         linear = sum(layer == "linear" for layer in self.layers)
-        if linear and self.geometry.state is not None:
-            slot = self.geometry.state.slot_bytes_per_layer(self.config.attn_tp_size) * linear
+        if linear and self.state is not None:
+            slot = self.state.slot_bytes_per_layer(self.config.attn_tp_size) * linear
             found.append(_Group("mamba", "mamba", slot, self._mamba_slots(slot, anchor), linear, 1))
         return tuple(found)
 
@@ -336,14 +250,15 @@ class RankPlanner:
         return int((self.device_tokens or 0) * ratio)
 
     def _mamba_slots(self, slot_bytes: int, anchor: _Group) -> int:
-        given = self.device.mamba_slots or self.config.max_mamba_cache_size
-        if given is not None:
-            return given
+        if self.device.mamba_slots is not None:
+            return self.device.mamba_slots
+        if self.config.max_mamba_cache_size is not None:
+            return self.config.max_mamba_cache_size // self.config.attention_dp_size
         ratio = self.config.mamba_full_memory_ratio or DEFAULT_MAMBA_RATIO
         self.assumed.append(
             f"state slots follow from --mamba-full-memory-ratio {ratio}; give --max-mamba-cache-size for exact ones"
         )
-        return int(anchor.device_bytes * ratio / slot_bytes)
+        return int(anchor.target_bytes * ratio / slot_bytes)
 
     @property
     def device_bytes(self) -> int | None:
@@ -353,9 +268,11 @@ class RankPlanner:
         if self.geometry.kind == "dsv4":
             return None
         total = sum(group.device_bytes for group in self.groups)
-        if self.rules.indexer == "sidecar" and self._index_row:
-            layers = self._indexer_layers() + self.packed_layers
-            total += self._index_row * layers * (self.device_tokens + self.page_size)
+        if self.rules.indexer == "sidecar" and self.rows.index_row:
+            layers = self._indexer_layers() + self.plan.packed_layers
+            total += self.rows.index_row * layers * (self.device_tokens + self.page_size)
+        if self.plan.place == "sidecar":
+            total += self._draft_row() * (self.device_tokens + self.page_size)
         return total
 
     # -- the answer -----------------------------------------------------------------------------------------
@@ -364,7 +281,7 @@ class RankPlanner:
         """GB for each group: each the whole flag until 0.5.16, shared by device bytes from 0.5.17 on."""
         if size_gb <= 0 or not self.rules.size_split or len(self.groups) == 1:
             return (size_gb,) * len(self.groups)
-        return split_size(size_gb, [group.device_bytes for group in self._proportioned()])
+        return split_size(size_gb, [group.target_bytes for group in self._proportioned()])
 
     def _proportioned(self) -> Sequence[_Group]:
         if self.device_tokens:
@@ -396,63 +313,74 @@ class RankPlanner:
             target_layers=group.layers,
             draft_layers=group.draft_layers,
             pp_peer_tokens=peers,
-            index_stride_bytes=self._index_row * self.page_size if group.kind == "nsa" else None,
+            index_stride_bytes=self.rows.index_row * self.page_size if group.kind == "nsa" else None,
             layout_family="mha" if group.kind in ("mha", "mamba") else "mla",
         )
 
-    def wanted_tokens(self, size_gb: float) -> int:
-        """Tokens of the anchor pool before page rounding, what the pipeline stages agree on (0.5.15+)."""
-        anchor = self.groups[0]
-        return int(self._sizes(size_gb)[0] * float(GB) // anchor.bytes_per_token)
+    def wanted_tokens(self, size_gb: float) -> dict[str, int]:
+        """Tokens of each pool before page rounding, what the pipeline stages agree on pool by pool (0.5.15+)."""
+        shares = zip(self.groups, self._sizes(size_gb), strict=True)
+        return {group.label: int(share * float(GB) // group.bytes_per_token) for group, share in shares}
 
-    def pools(self, *, ratio: float, size_gb: float, peer_tokens: tuple[int, ...] = ()) -> RankPools:
+    def pools(self, *, ratio: float, size_gb: float, peers: Sequence[Mapping[str, int]] = ()) -> RankPools:
         """The host pools for a ratio (used when ``size_gb`` is not positive) or a size in GB for this rank.
 
         Args:
             ratio: host tokens per device token.
             size_gb: GB (1e9) for this rank.
-            peer_tokens: what :meth:`wanted_tokens` says on the other pipeline stages.
+            peers: what :meth:`wanted_tokens` says on the other pipeline stages.
 
         Raises:
             LaunchFailure: the release cannot mirror this model, or refuses the size for it.
         """
         if self.refusal is not None:
             raise self.refusal
-        missing = list(self.missing)
+        missing = []
         if self.device_tokens is None and size_gb <= 0:
             missing.append(
                 "device tokens (--device-tokens: max_total_num_tokens in the server's log, or --device-kv-gb)"
             )
-            return RankPools((), self.page_size, self.stage, assumed=tuple(self.assumed), missing=tuple(missing))
-        pools = self._dsv4(ratio, size_gb) if self.geometry.kind == "dsv4" else self._flat(ratio, size_gb, peer_tokens)
+            return RankPools(
+                (),
+                self.page_size,
+                self.stage,
+                assumed=self._taken_for_granted,
+                missing=tuple(missing),
+            )
+        pools = self._dsv4(ratio, size_gb) if self.geometry.kind == "dsv4" else self._flat(ratio, size_gb, peers)
         return RankPools(
             tuple(pools),
             self.page_size,
             self.stage,
             self.device_bytes,
             self.device_tokens,
-            tuple(dict.fromkeys(self.assumed)),
+            self._taken_for_granted,
             tuple(missing),
+            (self.plan.missing,) if self.plan.missing else (),
         )
 
-    def _flat(self, ratio: float, size_gb: float, peers: tuple[int, ...]) -> list[HostPool]:
+    @property
+    def _taken_for_granted(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.rows.assumed, *self.assumed]))
+
+    def _flat(self, ratio: float, size_gb: float, peers: Sequence[Mapping[str, int]]) -> list[HostPool]:
         built = []
-        for index, (group, share) in enumerate(zip(self.groups, self._sizes(size_gb), strict=True)):
-            built.append(size_pool(self._spec(group, ratio, share, peers if index == 0 else ()), self.rules))
+        for group, share in zip(self.groups, self._sizes(size_gb), strict=True):
+            others = tuple(peer[group.label] for peer in peers if group.label in peer)
+            built.append(size_pool(self._spec(group, ratio, share, others), self.rules))
         anchor = built[0]
         # the index pool is checked right after the KV pool that it lies beside
-        if self.rules.indexer == "sidecar" and self._index_row:
+        if self.rules.indexer == "sidecar" and self.rows.index_row:
             built.insert(1, self._indexer(anchor))
-        draft = self._draft(anchor)
-        return built + ([draft] if draft else [])
+        return built + self._draft(anchor)
 
     def _indexer(self, anchor: HostPool) -> HostPool:
-        layers, packed = self._indexer_layers(), self.packed_layers
+        layers, packed = self._indexer_layers(), self.plan.packed_layers
         spec = replace(
             anchor.spec,
             kind="indexer",
             label="indexer",
-            bytes_per_token=self._index_row * (layers + packed),
+            bytes_per_token=self.rows.index_row * (layers + packed),
             allocated_bytes_per_token=None,
             page_size=anchor.page_size,
             anchor_tokens=anchor.tokens,
@@ -461,74 +389,74 @@ class RankPlanner:
         )
         return size_pool(spec, self.rules)
 
-    def _draft(self, anchor: HostPool) -> HostPool | None:
-        """The draft model's host pool: as many tokens as the target's, sized again by a ratio."""
-        layers = self.mtp_layers if self.rules.draft == "sidecar" else 0
-        if self.draft is not None and self.rules.draft != "none":
-            layers = self.draft.num_layers
-        if not layers:
-            return None
-        model = self.draft or self.geometry
-        plain = model.latent is not None or model.kv_row_bytes is not None
-        row = self._kv_row(layers, model) if plain else self._head_row(model, "full", layers)
+    def _draft_row(self) -> int:
+        model = self.plan.model or self.geometry
+        if self.rows.latent_or_given(model):
+            return self.rows.row(self.plan.layers, model, is_draft=True)
+        return self.rows.head_row(model, "full", self.plan.layers)
+
+    def _draft(self, anchor: HostPool) -> list[HostPool]:
+        """The draft's own host pools: as many tokens as the target's, sized again by a ratio."""
+        if self.plan.place != "sidecar":
+            return []
+        model = self.plan.model or self.geometry
         tokens = self.device_tokens or anchor.tokens
         spec = replace(
             anchor.spec,
-            kind="mla" if plain else "mha",
+            kind="mla" if self.rows.latent_or_given(model) else "mha",
             label="draft",
-            bytes_per_token=row,
+            bytes_per_token=self._draft_row(),
             allocated_bytes_per_token=None,
             device_tokens=tokens,
             ratio=anchor.tokens / tokens,
             size_gb=0,
-            target_layers=layers,
+            target_layers=self.plan.layers,
             draft_layers=0,
             pp_peer_tokens=(),
             index_stride_bytes=None,
             host_token_capacity=anchor.tokens if self.rules.draft_exact else None,
+            layout_family="mla" if self.rows.latent_or_given(model) else "mha",
         )
-        return size_pool(spec, self.rules)
+        pool = size_pool(spec, self.rules)
+        if model.index_head_dim is None or not self.rules.dsa_draft_like_device:
+            return [pool]
+        row = indexer_bytes_per_layer(model.index_head_dim) * self.plan.layers
+        index = replace(
+            spec,
+            kind="indexer",
+            label="draft_indexer",
+            bytes_per_token=row,
+            page_size=pool.page_size,
+            anchor_tokens=pool.tokens,
+            host_token_capacity=None,
+        )
+        return [pool, size_pool(index, self.rules)]
 
     def _dsv4(self, ratio: float, size_gb: float) -> list[HostPool]:
-        """DeepSeek-V4's page pools; the compress-state pools (a few slots a page) are not counted."""
         shape = self.geometry.compressed
         assert shape is not None
         self.assumed.append(
-            "DeepSeek-V4: swa, c4, c4 indexer and c128 pools as read in 0.5.23; compress-state pools are not counted"
+            "DeepSeek-V4: pools of the FlashMLA layout on CUDA, compression states in fp32, as read in 0.5.12–0.5.23"
         )
-        pages = dsv4_host_pages(
-            self.rules,
-            device_full_tokens=self.device_tokens or 0,
-            device_swa_tokens=self._swa_tokens(),
-            page_size=DSV4_PAGE,
-            swa_page_size=DSV4_PAGE,
-            ratio=ratio,
-            size_gb=size_gb,
+        speculative = self.config.speculative_algorithm is not None
+        device = Dsv4Device(
+            full_tokens=self.device_tokens or 0,
+            swa_tokens=self._swa_tokens(),
+            draft_layers=self.plan.layers,
+            speculative=speculative,
+            layout=self.config.hicache_mem_layout or self.rules.default_layout,
         )
-        c4 = sum(kind == "c4" for kind in self.layers)
-        c128 = sum(kind == "c128" for kind in self.layers)
-        rows = (
-            ("swa", len(self.layers), pages[1], shape.page_item_bytes(DSV4_PAGE)),
-            ("c4", c4, pages[0], shape.page_item_bytes(DSV4_PAGE // 4)),
-            ("c4_indexer", c4, pages[0], shape.indexer_page_item_bytes(DSV4_PAGE // 4)),
-            ("c128", c128, pages[-1] if len(pages) == 3 else pages[0], shape.page_item_bytes(DSV4_PAGE // 128)),
-        )
-        layout = self.config.hicache_mem_layout or self.rules.default_layout
-        return [
-            size_pool(
-                PoolSpec(
-                    kind="dsv4",
-                    bytes_per_token=item,
-                    device_tokens=self.device_tokens or 0,
-                    page_size=DSV4_PAGE,
-                    ratio=ratio,
-                    label=label,
-                    layout=layout,
-                    target_layers=layers,
-                    pages=count,
-                ),
-                self.rules,
-            )
-            for label, layers, count, item in rows
-            if layers
-        ]
+        return dsv4_pools(shape, self.layers, self.rules, device, ratio=ratio, size_gb=size_gb)
+
+
+def _partition(config: LaunchConfig) -> tuple[int, ...] | None:
+    """Layers of each pipeline stage, where SGLANG_PP_LAYER_PARTITION states them."""
+    text = environment(config, "SGLANG_PP_LAYER_PARTITION")
+    if not text or (config.pp_size or 1) == 1:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"SGLANG_PP_LAYER_PARTITION: expected layers of each stage such as 30,31, got {text!r}"
+        ) from None

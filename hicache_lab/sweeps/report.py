@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hicache_lab.comparison import Comparison, Recommendation, recommend
 from hicache_lab.comparison.words import HEADER, pair_rows, rows, shown_first, title
 from hicache_lab.errors import HostError
-from hicache_lab.figures.comparison import Tradeoff, comparison_figure, tiers_figure, tradeoff_figure
+from hicache_lab.figures.comparison import Tradeoff, comparison_figure, hits_figure, tradeoff_figure
 from hicache_lab.figures.images import WrittenFigures, write_figures
 from hicache_lab.releases import RESERVE_BYTES
 from hicache_lab.report.document import Bullets, Code, Document, FigureBlock, Heading, Paragraph, Room, Table
@@ -32,7 +32,7 @@ _CAPTIONS = {
 def comparison_figures(comparison: Comparison, sweep: SweepRecord | None = None) -> dict[str, Figure]:
     """The figures of a report by name: settings, tiers (if recorded), tradeoff (if host memory is known)."""
     figures = {"settings": comparison_figure(comparison, shown_first(comparison)[:_PANELS])}
-    tiers = tiers_figure(comparison)
+    tiers = hits_figure(comparison)
     if tiers is not None:
         figures["tiers"] = tiers
     points = tradeoffs(comparison, sweep)

@@ -35,9 +35,7 @@ class Inert:
     """Any attribute of an absent package."""
 
     def __init__(self, path: str) -> None:
-        self.__dict__.update(
-            _path=path, __name__=path.rpartition(".")[2], __qualname__=path, __module__=__name__
-        )
+        self.__dict__.update(_path=path, __name__=path.rpartition(".")[2], __qualname__=path, __module__=__name__)
 
     def __getattr__(self, name: str) -> "Inert":
         if name.startswith("__"):
@@ -47,9 +45,7 @@ class Inert:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Inert while modules are being imported, an error afterwards."""
         if not importing():
-            raise NeedsGpuError(
-                f"{self._path} was called, and this machine has no GPU: only its name exists here"
-            )
+            raise NeedsGpuError(f"{self._path} was called, and this machine has no GPU: only its name exists here")
         # @decorator hands the function back; @decorator(...) and plain calls give another inert thing
         alone = len(args) == 1 and not kwargs
         return args[0] if alone and isinstance(args[0], types.FunctionType) else Inert(f"{self._path}()")

@@ -1,4 +1,4 @@
-"""Four adjustments made right after a module was imported; each says why the CPU path needs it."""
+"""Adjustments made right after a module was imported; each says why the CPU path needs it."""
 
 # ruff: noqa: ARG002, ARG005, N802 - names and signatures are those of CUDA and SGLang
 
@@ -89,9 +89,17 @@ def absorbed_mla(module: types.ModuleType) -> None:
     module.AttentionBackendRegistry.register("torch_native", lambda attention, batch: method.MLA)
 
 
+def page_allocation(module: types.ModuleType) -> None:
+    """0.5.10 allocates pages of several tokens with triton kernels whatever the device is."""
+    paging: Any = import_module("hicache_standins.paging")
+    module.alloc_extend_kernel = paging.Launch(paging.allocate_extend)  # type: ignore[attr-defined]
+    module.alloc_decode_kernel = paging.Launch(paging.allocate_decode)  # type: ignore[attr-defined]
+
+
 PATCHES: dict[str, Patch] = {
     "torch.cuda": register_without_cuda,
     "torch.cpu": synchronous_stream,
+    "sglang.srt.mem_cache.allocator": page_allocation,
     "sglang.srt.mem_cache.pool_host.mha": host_copies,
     "sglang.srt.mem_cache.pool_host.mla": host_copies,
     "sglang.srt.mem_cache.pool_host.dsa": host_copies,

@@ -17,6 +17,6 @@ def missing(path: str) -> Callable[..., Any]:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name.startswith("__"):
+    if name.startswith("__") or name == "kvcacheio":  # a submodule: the import system loads it
         raise AttributeError(name)
     return missing(f"sgl_kernel.{name}")

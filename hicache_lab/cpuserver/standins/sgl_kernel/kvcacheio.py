@@ -32,9 +32,7 @@ def _indices(tensor: torch.Tensor) -> Indices:
 
 def _addresses(layers: torch.Tensor | Sequence[int]) -> list[int]:
     """Base addresses of the layers' buffers, from SGLang's table of pointers."""
-    return [
-        int(a) for a in (layers.view(torch.int64).tolist() if isinstance(layers, torch.Tensor) else layers)
-    ]
+    return [int(a) for a in (layers.view(torch.int64).tolist() if isinstance(layers, torch.Tensor) else layers)]
 
 
 def _view(address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Bytes:
@@ -64,9 +62,7 @@ def _copy(
     _rows(target, target_rows, target_stride, width)[target_rows] = taken
 
 
-def _heads(
-    address: int, rows: Indices, layer: int, layer_count: int, page_size: int, heads: int, width: int
-) -> Bytes:
+def _heads(address: int, rows: Indices, layer: int, layer_count: int, page_size: int, heads: int, width: int) -> Bytes:
     """View ``[page, head, token in page, bytes of a head]`` of one layer of a page_head pool.
 
     Its order in memory is page, head, token, layer, head_dim (0.5.10 memory_pool_host.py,
@@ -110,9 +106,7 @@ def transfer_kv_per_layer_pf_lf(
 ) -> None:
     """One layer, from page first."""
     for source, target in ((src_k, dst_k), (src_v, dst_v)):
-        transfer_kv_per_layer_mla_pf_lf(
-            source, target, src_indices, dst_indices, layer_id, item_size, src_layout_dim
-        )
+        transfer_kv_per_layer_mla_pf_lf(source, target, src_indices, dst_indices, layer_id, item_size, src_layout_dim)
 
 
 def transfer_kv_per_layer_ph_lf(

@@ -1,0 +1,38 @@
+"""Hot loops: numba compiles them on first use and keeps the result on disk; the first use says so.
+
+Import this module only from modules that hold loops, and import those inside the functions that need them, so that
+``import hicache_lab`` stays light.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+from numba.core import event
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _FirstCompilation(event.Listener):
+    """Says once per process that a loop is being compiled (numba reports a load from disk as no event at all)."""
+
+    said = False
+
+    def on_start(self, _event: object) -> None:
+        if not self.said:
+            self.said = True
+            print("compiling hot loops (first use only; kept on disk) …", file=sys.stderr, flush=True)
+
+    def on_end(self, _event: object) -> None:
+        """Nothing to do: the note is about the wait that starts."""
+
+
+event.register("numba:compile", _FirstCompilation())  # type: ignore[no-untyped-call]
+
+
+def njit(function: F) -> F:
+    """Compile ``function`` without the interpreter, without the GIL, cached beside its source (or NUMBA_CACHE_DIR)."""
+    return cast(F, numba.njit(cache=True, nogil=True)(function))

@@ -1,0 +1,75 @@
+"""Trace files as streams of whole lines: plain, gzip or zstandard, with their line numbers."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from hicache_lab.errors import InputError, UsageError
+
+CHUNK_BYTES = 8 << 20
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a trace for reading; what it is compressed with is taken from its first bytes, not from its name."""
+    try:
+        with path.open("rb") as raw:
+            magic = raw.read(4)
+            raw.seek(0)
+            if magic[:2] == b"\x1f\x8b":
+                yield cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+            elif magic == _ZSTD_MAGIC:
+                import zstandard
+
+                yield io.BufferedReader(
+                    cast(io.RawIOBase, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
+                )
+            else:
+                yield raw
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such trace file") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path}: is a folder, expected a trace file") from None
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise InputError(f"{path}: damaged gzip stream ({error}); fetch the file again") from None
+
+
+def chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes]]:
+    """Yield (number of the first line, bytes of whole lines); a line longer than ``size`` grows its chunk."""
+    line = 1
+    rest = b""
+    with opened(path) as stream:
+        while block := _read(stream, size, path):
+            cut = block.rfind(b"\n") + 1
+            if not cut:
+                rest += block
+                continue
+            whole = rest + block[:cut] if rest else block[:cut]
+            rest = block[cut:]
+            yield line, whole
+            line += whole.count(b"\n")
+    if rest:
+        yield line, rest
+
+
+def _read(stream: IO[bytes], size: int, path: Path) -> bytes:
+    try:
+        return stream.read(size)
+    except (OSError, EOFError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read to its end ({error})") from None
+    except RuntimeError as error:  # zstandard's own error class is one
+        raise InputError(f"{path}: damaged compressed stream ({error}); fetch the file again") from None
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of every line that is not blank; bytes that are not UTF-8 are kept as escapes."""
+    for first, block in chunks(path):
+        for number, raw in enumerate(block.split(b"\n"), first):
+            if raw.strip():
+                yield number, raw.decode("utf-8", "backslashreplace")

@@ -1,0 +1,120 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from hicache_lab.cli import main
+from hicache_lab.resources import data_dir
+
+TRACE = str(data_dir() / "traces" / "mooncake_synthetic.jsonl.zst")
+KIMI = ["--model", "kimi-k2.5", "--sglang-version", "0.5.8", "--tp-size", "8", "--device-tokens", "116_000"]
+
+
+def answered(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def test_curve_of_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, "curve", TRACE, "--points", "5", "--count", "blocks")
+    assert found["provenance"] == "simulated"
+    assert round(found["ceiling"], 3) == 0.640  # type: ignore[call-overload]
+    points = found["curve"]
+    assert [point["hit_rate"] for point in points] == sorted(point["hit_rate"] for point in points)  # type: ignore[attr-defined]
+    assert main(["curve", TRACE]) == 0
+    out = capsys.readouterr().out
+    assert "3,993 requests" in out and "an unlimited cache hits 65.12% of tokens" in out
+
+
+def test_curve_compares_host_tiers_in_every_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["curve", TRACE, *KIMI, "--sizes-gb", "48,300", "--ratios", "2.5", "--host-ram", "449GB"]
+    words += ["--available", "445GB", "--prefill-tokens-per-s", "20000", "--load-back-gb-per-s", "20"]
+    tiers = answered(capsys, *words, "--mean-resident-tokens", "4000")
+    rows = {row["label"]: row for row in tiers["tiers"]["sizes"]}  # type: ignore[index]
+    assert rows["--hicache-size 48"]["host_tokens"] == 683_061
+    assert rows["--hicache-size 48"]["host_bytes"] == 384_000_500_736
+    assert rows["--hicache-size 300"]["verdict"] == "OOM_RISK"
+    assert rows["--hicache-ratio 2.5"]["host_tokens"] == 290_001
+    assert tiers["tiers"]["largest_safe"]["host_bytes"] < 445e9  # type: ignore[index]
+    assert rows["--hicache-size 48"]["hit_rate"] > rows["--hicache-ratio 2.5"]["hit_rate"]
+    assert rows["--hicache-size 48"]["ttft_saved_mean_s"] > 0
+    assert tiers["concurrent_requests"] == 29
+    assert main([*words]) == 0
+    out = capsys.readouterr().out
+    assert "2,400.00 GB on the host, OOM_RISK" in out and "largest safe" in out
+
+
+def test_server_flags_are_told_from_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["curve", "--hicache-write-policy", "write_back", TRACE, "--device-tokens", "1000000"]
+    found = answered(capsys, *words, "--host-tokens", "1000000,4000000")
+    assert found["tiers"]["write_policy"] == "write_back"  # type: ignore[index]
+    through = answered(capsys, "curve", TRACE, "--device-tokens", "1000000", "--host-tokens", "1000000")
+    assert through["tiers"]["sizes"][0]["host_hit_rate"] == 0  # type: ignore[index]
+
+
+def test_curve_from_a_sample_shows_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, "curve", TRACE, "--sample", "0.3")
+    assert found["provenance"] == "simulated, sampled"
+    assert found["head_error_max"] > 0  # type: ignore[operator]
+    assert main(["curve", TRACE, "--sample", "0.3", "--points", "3"]) == 0
+    assert "measured error on the first 3,993 requests" in capsys.readouterr().out
+
+
+def test_simulate_by_the_rules_of_a_release(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    words = ["simulate", "--generate", "multi_turn", "--param", "sessions=60", *KIMI, "--hicache-ratio", "2.5"]
+    found = answered(capsys, *words, "--page-size", "64", "--by-request", str(rows), "--concurrency", "4")
+    assert found["provenance"] == "replayed" and found["rules"] == "nodes, sglang 0.5.8"
+    assert found["host_tokens"] == 290_048
+    lines = rows.read_text().splitlines()
+    assert len(lines) == found["trace"]["requests"] + 1  # type: ignore[index]
+    cached = sum(int(line.split(",")[2]) + int(line.split(",")[3]) for line in lines[1:])
+    assert cached / found["trace"]["input_tokens"] == pytest.approx(found["hit_rate"])  # type: ignore[index]
+    assert main(words) == 0
+    assert "replayed (nodes, sglang 0.5.8)" in capsys.readouterr().out
+
+
+def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(
+        capsys, "simulate", TRACE, "--device-tokens", "2000000", "--host-tokens", "9000000", "--rules", "blocks"
+    )
+    assert found["provenance"] == "simulated" and 0 < found["host_hit_rate"] < found["hit_rate"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "complaint"),
+    [
+        (["curve"], 2, "expected a TRACE file"),
+        (["curve", "absent.jsonl"], 2, "no such trace file"),
+        (["curve", TRACE, "--generate", "rag"], 2, "not both"),
+        (["curve", TRACE, "--param", "seed=3"], 2, "--param belongs to --generate"),
+        (["curve", "--generate", "rag", "--param", "seed"], 2, "expected K=V"),
+        (["curve", TRACE, "--hicache-rato", "2"], 2, "unknown argument"),
+        (["curve", TRACE, "--hicache-write-policy", "write_sideways"], 2, "accepts write_back"),
+        (["curve", TRACE, "--host-tokens", "5"], 2, "--device-tokens"),
+        (["curve", TRACE, "--device-tokens", "5", "--host-ram", "1GB"], 2, "--host-ram needs --model"),
+        (["curve", TRACE, "--warm-up", "1.5"], 2, "--warm-up"),
+        (["curve", TRACE, "--sample", "2"], 2, "--sample"),
+        (["curve", TRACE, "--device-tokens", "500000", "--prefill-tokens-per-s", "5"], 2, "time saved needs"),
+        (["curve", TRACE, "--block-tokens", "16"], 1, "does not fit 16"),
+        (["simulate", TRACE], 2, "--device-tokens"),
+        (["simulate", TRACE, "--device-tokens", "90000", "--hicache-ratio", "2"], 2, "needs --model"),
+        (["simulate", TRACE, "--device-tokens", "90000", "--host-tokens", "1,2"], 2, "takes one size"),
+        (["simulate", TRACE, "--device-tokens", "90000", "--page-size", "48"], 2, "neither a divisor"),
+        (["simulate", TRACE, "--device-tokens", "90000", "--radix-eviction-policy", "tlru", "--sglang-version", "0.5.8"],
+         2, "takes lru, lfu"),
+        (["simulate", TRACE, "--device-tokens", "9000000", "--radix-eviction-policy-config", "nope"], 2, "expected JSON"),
+        (["simulate", TRACE, "--device-tokens", "90000", "--by-request", "/nonexistent/rows.csv"], 2, "--by-request"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(words: list[str], code: int, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == code
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_trace_of_lengths_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n")
+    for command in (["curve", str(path)], ["simulate", str(path), "--device-tokens", "1000"]):
+        assert main(command) == 1
+        assert "no prefix information" in capsys.readouterr().err
