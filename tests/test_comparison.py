@@ -192,12 +192,12 @@ def test_predictions_meet_what_was_observed() -> None:
     values = {
         "predicted_host_tokens": Value(8193, "tokens", "computed"),
         "observed_host_tokens": Value(8193, "tokens", "measured"),
-        "predicted_cached_share": Value(0.5, "share", "simulated"),
-        "cached_share": Value(0.48, "share", "measured"),
+        "predicted_hit_share": Value(0.5, "share", "simulated"),
+        "hit_share": Value(0.48, "share", "measured"),
         "predicted_alone": Value(1, "", "computed"),
     }
     pairs = compare([Observation("a", {}, values, "x")]).pairs
-    assert [(pair.name, round(pair.difference, 6)) for pair in pairs] == [("host_tokens", 0), ("cached_share", -0.02)]
+    assert [(pair.name, round(pair.difference, 6)) for pair in pairs] == [("host_tokens", 0), ("hit_share", -0.02)]
 
 
 def test_bench_serving_lines_are_read() -> None:
@@ -304,8 +304,8 @@ def test_numbers_are_short(value: float, shown: str) -> None:
 def test_figures_escape_what_comes_from_outside() -> None:
     evil = "<script>alert(1)</script>"
     found = compare(
-        runs("off", "cached_host_tokens", [1, 2]) + runs(evil, "cached_host_tokens", [5, 6]),
-        objective="cached_host_tokens",
+        runs("off", "host_hit_tokens", [1, 2]) + runs(evil, "host_hit_tokens", [5, 6]),
+        objective="host_hit_tokens",
     )
     tiers = hits_figure(found)
     assert tiers is not None

@@ -85,7 +85,7 @@ def test_a_broken_point_is_recorded_and_the_grid_goes_on(tmp_path: Path, capsys:
     assert main(command) == 1
     shown = capsys.readouterr().out
     assert "failed  size_gb=13" in shown
-    assert "RuntimeError in code cell 4: thirteen is too much" in shown
+    assert "RuntimeError in code cell 5: thirteen is too much" in shown
     assert "2 of 3 points complete (0 from before), 1 failed, 0 skipped" in shown
     record = load_sweep(tmp_path / "story")
     assert statuses(record) == {"size_gb=48": "complete", "size_gb=13": "failed", "size_gb=300": "complete"}

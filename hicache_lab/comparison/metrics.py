@@ -44,10 +44,10 @@ KNOWN: Mapping[str, Metric] = {
     "total_tokens_per_s": Metric("total throughput", "tokens/s", "higher"),
     "requests_per_s": Metric("request throughput", "requests/s", "higher"),
     **dict(_latencies()),
-    "cached_share": Metric("prompt tokens found in a cache", "share", "higher"),
-    "cached_device_tokens": Metric("prompt tokens found on the device", "tokens", ""),
-    "cached_host_tokens": Metric("prompt tokens found on the host", "tokens", ""),
-    "cached_storage_tokens": Metric("prompt tokens found in storage", "tokens", ""),
+    "hit_share": Metric("prompt tokens found in a cache", "share of prompt tokens", "higher"),
+    "device_hit_tokens": Metric("prompt tokens found on the device", "tokens", ""),
+    "host_hit_tokens": Metric("prompt tokens found on the host", "tokens", ""),
+    "storage_hit_tokens": Metric("prompt tokens found in storage", "tokens", ""),
     "failed_requests": Metric("failed requests", "requests", "lower"),
     "completed_requests": Metric("completed requests", "requests", ""),
     "duration_s": Metric("duration", "s", ""),
@@ -57,10 +57,10 @@ KNOWN: Mapping[str, Metric] = {
     "accept_length": Metric("accepted draft tokens a step", "tokens", "higher"),
 }
 
-OBJECTIVES = ("output_tokens_per_s", "cached_share", "requests_per_s", "ttft_p50_ms", "ttft_mean_ms")
+OBJECTIVES = ("output_tokens_per_s", "hit_share", "requests_per_s", "ttft_p50_ms", "ttft_mean_ms")
 """What decides, if nothing else is asked for: the first of these that was measured."""
 
-COSTS = ("host_gb", "host_bytes", "per_rank_gb")
+COSTS = ("host_gb", "per_rank_gb")
 """What a setting takes from the host: the first of these that is known."""
 
 # sglang.bench_serving, the JSON line it appends to --output-file (0.4.4 to 0.5.23: python/sglang/bench_serving.py)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_lab.runs import RunResult
+from hicache_lab.units import gb
 
 SAME_SETTING = frozenset({"seed", "repeat", "base_url", "port", "api_key_env", "output", "label"})
 """Parameters that do not make another setting: runs that differ in these only are repeats of one."""
@@ -58,6 +59,9 @@ def observe_run(
             words[name] = figure.value
         elif math.isfinite(figure.value):
             values |= dict([_in_ms(name, Value(figure.value, figure.unit, figure.source))])
+    if "host_gb" not in values and "predicted_host_bytes" in values:
+        taken = values["predicted_host_bytes"]
+        values["host_gb"] = Value(gb(taken.number), "GB", taken.source)
     return Observation(
         label, dict(settings if settings is not None else result.parameters), values, origin, "run", words
     )

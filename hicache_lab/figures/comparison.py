@@ -34,9 +34,9 @@ _FINDING_COLOURS = {
     "not there": SKY,
 }
 TIERS: Mapping[str, str] = {
-    "cached_device_tokens": "found on the device",
-    "cached_host_tokens": "found on the host",
-    "cached_storage_tokens": "found in storage",
+    "device_hit_tokens": "found on the device",
+    "host_hit_tokens": "found on the host",
+    "storage_hit_tokens": "found in storage",
 }
 _MOST_PANELS = 9
 

@@ -153,8 +153,8 @@ def _point(
     if isinstance(grid.server, LaunchLine):
         server = render(grid.server.template, everything)
     elif isinstance(grid.server, CpuServer):
-        server = grid.server.launch(render(grid.server.flags, everything), grid.label).sglang_flags
-        server = (grid.server.release, grid.server.model, str(grid.server.tp_size), *server)
+        flags = render(grid.server.flags, everything)
+        server = (grid.server.release, grid.server.model, str(grid.server.tp_size), *flags)
     digest = _digest(sha256, values, server, repeat)
     return Point(combination.label, combination.settings, repeat, given, server, digest)
 

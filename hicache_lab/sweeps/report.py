@@ -12,8 +12,17 @@ from hicache_lab.errors import HostError
 from hicache_lab.figures.comparison import Tradeoff, comparison_figure, hits_figure, tradeoff_figure
 from hicache_lab.figures.images import WrittenFigures, write_figures
 from hicache_lab.releases import RESERVE_BYTES
-from hicache_lab.report.document import Bullets, Code, Document, FigureBlock, Heading, Paragraph, Room, Table
-from hicache_lab.report.postmortem import write_report
+from hicache_lab.report.document import (
+    Bullets,
+    Code,
+    Document,
+    FigureBlock,
+    Heading,
+    Paragraph,
+    Room,
+    Table,
+    write_report,
+)
 from hicache_lab.sweeps.collecting import Collection
 from hicache_lab.sweeps.ledger import GRID_COPY, SweepRecord
 from hicache_lab.units import GB

@@ -73,9 +73,10 @@ def judge_cpu(server: CpuServer, flags: Sequence[str], host: HostMemory | None =
     """Judge the CPU server with these flags; its device pool is what --max-total-tokens says.
 
     Raises:
-        UsageError: an option SGLang would not understand.
+        UsageError: an option SGLang would not understand, or that the CPU server decides itself.
     """
-    words = ["python", "-m", "sglang.launch_server", "--model-path", server.model, *flags]
+    whole = server.launch(tuple(flags), "preflight").sglang_flags
+    words = ["python", "-m", "sglang.launch_server", "--model-path", server.model, *whole]
     config = parse_launch([*words, "--tp-size", str(server.tp_size)], sglang_version=server.release)
     model = model_config(server.model) if server.model in TINY_MODELS else server.model
     return _judge(model, server.release, config, host, {"device_tokens": config.max_total_tokens})
@@ -100,7 +101,7 @@ def _decision(question: Question) -> Decision:
     if answer.missing:
         known = ", ".join(DEVICE_FACTS)
         reason += f" (missing: {'; '.join(answer.missing)}; `server: facts:` takes {known})"
-    if answer.refusal is not None and answer.ranks:
+    if answer.refusal is not None and answer.ranks and answer.verdict in {"REFUSED", "ASSERT"}:
         reason += f"; it would print: {answer.refusal.message}"
     limit = question.limit_bytes
     if limit is not None and answer.verdict == "OOM_RISK":
