@@ -130,7 +130,7 @@ def test_unknown_names_are_refused_with_those_there_are() -> None:
         compare(two, baseline="of")
     with pytest.raises(UsageError, match="did you mean ttft_p50_ms"):
         compare(two, metrics=["ttft_p5_ms"])
-    with pytest.raises(UsageError, match="nothing to compare.*x: failed"):
+    with pytest.raises(UsageError, match=r"nothing to compare.*x: failed"):
         compare([], left_out=[("x", "failed")])
 
 
@@ -227,7 +227,8 @@ def test_aiperf_is_read() -> None:
         ("[1]", r"x\.json:1"),
         ('{"request_throughput": {"avg": 1, "unit": "furlongs"}}', "expected the unit requests/sec"),
         (
-            '{"request_throughput": {"avg": 1, "unit": "requests/sec"}, "time_to_first_token": {"unit": "h", "avg": 1}}',
+            '{"request_throughput": {"avg": 1, "unit": "requests/sec"}, '
+            '"time_to_first_token": {"unit": "h", "avg": 1}}',
             "expected a unit of time",
         ),
     ],

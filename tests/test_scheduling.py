@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "scheduling.md").read_text()
-COMMANDS = dict(zip(("run", "sweep", "gate", "papermill"), re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL), strict=True))
+COMMANDS = dict(
+    zip(("run", "sweep", "gate", "papermill"), re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL), strict=True)
+)
 NOTEBOOK = ROOT / "tests" / "notebooks" / "varying.ipynb"
 
 
@@ -27,7 +29,9 @@ def shell(folder: Path, command: str, **variables: str) -> subprocess.CompletedP
         "PATH": path, "HOME": str(folder), "REPORTS": str(folder), "PYTHONPATH": str(ROOT), "NOTEBOOK": str(NOTEBOOK),
         **variables,
     }  # fmt: skip
-    return subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, cwd=folder, check=False)
+    return subprocess.run(
+        ["sh", "-c", command], env=environment, capture_output=True, text=True, cwd=folder, check=False
+    )
 
 
 def test_a_run_is_a_command_with_an_exit_code_and_a_result_path(tmp_path: Path) -> None:
@@ -45,7 +49,9 @@ def test_a_run_is_a_command_with_an_exit_code_and_a_result_path(tmp_path: Path) 
 
 def test_a_sweep_and_a_gate_are_too(tmp_path: Path) -> None:
     grid = tmp_path / "grid.yaml"
-    grid.write_text(f"label: nightly\nnotebook: {NOTEBOOK}\naxes: {{size_gb: [48]}}\nrepeats: 2\nrepeat_parameter: seed\n")
+    grid.write_text(
+        f"label: nightly\nnotebook: {NOTEBOOK}\naxes: {{size_gb: [48]}}\nrepeats: 2\nrepeat_parameter: seed\n"
+    )
     first = shell(tmp_path, COMMANDS["sweep"], GRID=str(grid))
     assert first.returncode == 0, first.stderr
     assert json.loads((tmp_path / "sweep.json").read_text())["folder"] == str(tmp_path / "nightly")

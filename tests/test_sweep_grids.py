@@ -267,7 +267,8 @@ def test_a_launch_stays_on_this_machine_and_holds_no_key(tmp_path: Path, line: s
 
 def test_a_token_in_the_environment_of_a_line_is_refused(tmp_path: Path) -> None:
     grid = grid_of(
-        tmp_path, f"server: {{sglang_version: 0.5.8, launch: 'HF_TOKEN=abc {LINE.split(' --tp', maxsplit=1)[0]} --port 1'}}"
+        tmp_path,
+        f"server: {{sglang_version: 0.5.8, launch: 'HF_TOKEN=abc {LINE.split(' --tp', maxsplit=1)[0]} --port 1'}}",
     )
     with pytest.raises(UsageError, match="HF_TOKEN: the line is recorded"):
         make_plan(grid, host=INCIDENT_HOST)

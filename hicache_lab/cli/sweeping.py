@@ -24,13 +24,14 @@ from hicache_lab.sweeps import (
     Plan,
     PointRecord,
     SweepRecord,
+    collect,
+    compare_collection,
     dask_executor,
     load_grid,
     make_plan,
     run_sweep,
+    write_comparison,
 )
-from hicache_lab.sweeps.collecting import Collection, collect
-from hicache_lab.sweeps.report import write_comparison
 
 _SWEEP_EPILOG = """\
 a grid file:
@@ -211,7 +212,7 @@ def _finish(record: SweepRecord, folder: Path, args: argparse.Namespace) -> int:
     collection = collect([str(folder)])
     comparison, report = None, None
     if collection.observations:
-        comparison = _sweep_comparison(record, collection)
+        comparison = compare_collection(collection)
         report = write_comparison(collection, comparison, folder / "comparison", images=not args.no_images)
     if args.json:
         found = as_json(comparison, recommend(comparison)) if comparison else None
@@ -219,19 +220,6 @@ def _finish(record: SweepRecord, folder: Path, args: argparse.Namespace) -> int:
     else:
         _print_end(record, folder, comparison, report)
     return 1 if record.failed else 3 if record.count("skipped") else 0
-
-
-def _sweep_comparison(record: SweepRecord, collection: Collection) -> Comparison:
-    labels = {one.label for one in collection.observations}
-    # the baseline may have been skipped or have failed: the others are compared all the same
-    baseline = record.baseline if record.baseline in labels else None
-    return compare(
-        collection.observations,
-        baseline=baseline,
-        metrics=record.metrics,
-        objective=record.objective,
-        left_out=collection.left_out,
-    )
 
 
 def _print_end(record: SweepRecord, folder: Path, comparison: Comparison | None, report: Any) -> None:

@@ -179,7 +179,7 @@ def _again(document: Document, comparison: Comparison, sweep: SweepRecord | None
 
 
 def write_comparison(
-    collection: Collection, comparison: Comparison, target: Path, *, images: bool = True
+    collection: Collection, comparison: Comparison, target: Path, *, images: bool = True, heading: str = ""
 ) -> tuple[Path, Path, WrittenFigures | None]:
     """Write ``TARGET.md``, ``TARGET.html`` and the figures beside them.
 
@@ -188,6 +188,7 @@ def write_comparison(
         comparison: of it.
         target: the report's path; a suffix .md or .html is taken off.
         images: also write the figures as files, for Markdown.
+        heading: the document's title.
 
     Raises:
         HostError: the folder cannot be written.
@@ -203,6 +204,6 @@ def write_comparison(
             raise HostError(f"{folder}: cannot be made ({error.strerror})") from error
         drawn = write_figures(figures, folder)
         written = WrittenFigures({name: f"{folder.name}/{file}" for name, file in drawn.files.items()}, drawn.note)
-    document = comparison_document(collection, comparison, written=written, figures=figures)
+    document = comparison_document(collection, comparison, heading=heading, written=written, figures=figures)
     markdown, page = write_report(document, base.parent, base.name)
     return markdown, page, written
