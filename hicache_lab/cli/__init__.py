@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "vectors": ("records", "replay recorded sizing vectors and report mismatches"),
     "verdicts": ("records", "replay recorded cases and report verdicts and misses"),
     "run": ("running", "run notebooks headless, each into a folder with its HTML and result.json"),
+    "sweep": ("sweeping", "a grid of notebook runs: checked whole, resumable, compared"),
+    "compare": ("sweeping", "runs side by side: medians, intervals, and what is more than noise"),
     "parse": ("logs", "what an SGLang log says: runs, ranks, pools, batches, throughput, errors"),
     "diagnose": ("incident", "why it failed: causes with the lines that show them, and what was looked for"),
     "report": ("incident", "a postmortem or a run's record as Markdown and one HTML file"),

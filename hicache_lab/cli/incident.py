@@ -118,8 +118,8 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "targets",
         nargs="+",
-        metavar="RUN|INCIDENT|LOG",
-        help="a run folder, an incident folder or its name, or server logs",
+        metavar="RUN|SWEEP|INCIDENT|LOG",
+        help="a run folder, a sweep folder, an incident folder or its name, or server logs",
     )
     add_facts(parser)
     parser.add_argument("--title", default="", help="title of the document")
@@ -132,6 +132,8 @@ def _report(args: argparse.Namespace) -> int:
     from hicache_lab.units import parse_bytes
 
     first = Path(args.targets[0])
+    if (first / "sweep.json").exists():
+        return _sweep_report(args)
     if (first / "result.json").exists():
         if len(args.targets) > 1:
             raise UsageError("report: one run folder at a time")
@@ -154,6 +156,18 @@ def _report(args: argparse.Namespace) -> int:
         )
     for path in write_report(document, folder, name):
         print(path)
+    return 0
+
+
+def _sweep_report(args: argparse.Namespace) -> int:
+    from hicache_lab.sweeps import collect, compare_collection, write_comparison
+
+    collection = collect(args.targets)
+    folder = args.output or Path(args.targets[0])
+    markdown, page, written = write_comparison(
+        collection, compare_collection(collection), folder / "comparison", heading=args.title
+    )
+    print(markdown, page, *([written.note] if written and written.note else []), sep="\n")
     return 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from hicache_lab.errors import HostError
 
@@ -64,11 +65,15 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class FigureBlock:
-    """A figure: interactive in HTML; in Markdown the caption and a line of blocks stand for it."""
+    """A figure: interactive in HTML; in Markdown an image, or the caption and a line of blocks, stands for it.
+
+    ``file`` is what was drawn, relative to the document: an image is shown, an HTML figure is linked to.
+    """
 
     figure: Any
     caption: str
     sketch: str = ""
+    file: str = ""
 
 
 Block = Heading | Paragraph | Bullets | Table | Code | Room | FigureBlock
@@ -161,6 +166,9 @@ def _markdown(block: Block) -> str:
         return _fence(block.text)
     if isinstance(block, Room):
         return f"> ✎ {escape_markdown(block.prompt)}\n>\n> …"
+    if block.file:
+        image = "" if block.file.endswith(".html") else "!"
+        return f"{image}[{escape_markdown(block.caption)}]({quote(block.file)})"
     sketch = f"{_fence(block.sketch)}\n\n" if block.sketch else ""
     return f"{sketch}*{escape_markdown(block.caption)} The interactive figure is in the HTML file.*"
 
