@@ -144,7 +144,11 @@ def page(lab: str) -> Iterator[Any]:
         try:
             page.wait_for_function(f"({READ_PLOT})()?.painted > 0", timeout=60_000)
         except Exception:
-            print(page.evaluate("() => [...document.querySelectorAll('.js-plotly-plot')].map(p => [p.className, p._fullData && p._fullData.length, p.querySelectorAll('.bars .point path').length, p.closest('.jp-OutputArea') && true])"))
+            print(
+                page.evaluate(
+                    "() => [...document.querySelectorAll('.js-plotly-plot')].map(p => [p.className, p._fullData && p._fullData.length, p.querySelectorAll('.bars .point path').length, p.closest('.jp-OutputArea') && true])"
+                )
+            )
             page.screenshot(path="/tmp/prj_dbg2.png")
             raise
         yield page

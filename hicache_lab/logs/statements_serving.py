@@ -93,7 +93,7 @@ SERVING: tuple[Pattern, ...] = (
         words=("Health",),
     ),
     Pattern(
-        "sigquit", ev.Stall, r"Received sigquit from a child proces+", const={"name": "sigquit"}, words=("Received",)
+        "sigquit", ev.Stall, r"Received sigquit from a child process?", const={"name": "sigquit"}, words=("Received",)
     ),
     Pattern(
         "dead",
