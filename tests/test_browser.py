@@ -43,6 +43,7 @@ pytestmark = [
 ]
 
 START = TunerSettings()
+PATIENCE_MS = 180_000
 # what plotly has drawn, read back from the page: bar heights, the marked setting and the axis titles
 READ_PLOT = """() => {
   const plots = [...document.querySelectorAll('.jp-OutputArea .js-plotly-plot')];
@@ -105,25 +106,25 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def wait_for_server(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(240):
+    for _ in range(PATIENCE_MS // 250):
         assert server.poll() is None, log.read_text()
         with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url, timeout=2):
             return
         time.sleep(0.25)
-    raise AssertionError(f"JupyterLab did not answer within 60 s:\n{log.read_text()}")
+    raise AssertionError(f"JupyterLab did not answer:\n{log.read_text()}")
 
 
 def wait_for_kernel(lab: str) -> None:
     """Until the notebook's kernel is idle and the page is connected to it; before, "run all" is lost."""
     address, token = lab.split("/lab/", maxsplit=1)[0], lab.rpartition("=")[2]
     request = urllib.request.Request(f"{address}/api/kernels", headers={"Authorization": f"token {token}"})
-    for _ in range(240):
+    for _ in range(PATIENCE_MS // 250):
         with urllib.request.urlopen(request, timeout=10) as answer:
             kernels = json.load(answer)
         if kernels and all(one["execution_state"] == "idle" and one["connections"] for one in kernels):
             return
         time.sleep(0.25)
-    raise AssertionError(f"the kernel was not ready within 60 s: {kernels}")
+    raise AssertionError(f"the kernel was not ready: {kernels}")
 
 
 @pytest.fixture(scope="module")
@@ -135,22 +136,20 @@ def page(lab: str) -> Iterator[Any]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1500, "height": 1900})
+        # generous: the machine may be busy with other things
+        page.set_default_timeout(PATIENCE_MS)
         page.goto(lab)
-        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        page.wait_for_selector(".jp-Notebook .jp-Cell")
         wait_for_kernel(lab)
+        # JupyterLab asks a newly connected kernel for the widgets it has; one that is born meanwhile gets two models in
+        # the page, and the one on show hears nothing more. So one plain cell runs first.
+        page.locator(".jp-CodeCell").first.locator(".cm-content").click()
+        page.keyboard.press("Shift+Enter")
+        page.locator(".jp-CodeCell .jp-InputPrompt", has_text="[1]").first.wait_for()
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_role("menuitem", name=re.compile("^Run All Cells")).click()
-        page.wait_for_selector(".hicache-verdict", timeout=120_000)
-        try:
-            page.wait_for_function(f"({READ_PLOT})()?.painted > 0", timeout=60_000)
-        except Exception:
-            print(
-                page.evaluate(
-                    "() => [...document.querySelectorAll('.js-plotly-plot')].map(p => [p.className, p._fullData && p._fullData.length, p.querySelectorAll('.bars .point path').length, p.closest('.jp-OutputArea') && true])"
-                )
-            )
-            page.screenshot(path="/tmp/prj_dbg2.png")
-            raise
+        page.wait_for_selector(".hicache-verdict")
+        page.wait_for_function(f"({READ_PLOT})()?.painted > 0")
         yield page
         browser.close()
 
@@ -168,15 +167,15 @@ def expect(page: Any, settings: TunerSettings) -> None:
     answer, advice = judge(settings)
     data = tuner_data(answer, advice)
     words = explain(answer, advice).strip()
-    for _ in range(200):
+    for _ in range(PATIENCE_MS // 200):
         drawn = page.evaluate(READ_PLOT)
         if (drawn["gb"], drawn["text"], shown(page, "hicache-verdict")) == (data.per_rank_gb, answer.verdict, words):
             break
-        page.wait_for_timeout(100)
+        page.wait_for_timeout(200)
+    assert shown(page, "hicache-verdict") == words
     assert drawn["gb"] == data.per_rank_gb
     assert drawn["host"] == pytest.approx(sum(host for _, _, host in data.pools) + data.overhead_gb)
     assert drawn["text"] == answer.verdict
-    assert shown(page, "hicache-verdict") == words
     assert shown(page, "hicache-line") == launch_line(answer)
 
 
