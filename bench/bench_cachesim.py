@@ -2,8 +2,8 @@
 
     python bench/bench_cachesim.py [--references 10000000] [--repeats 5] [--large] [--rivals PYTHON]
 
-Everything compared is measured in the same run, in turn, and the least time of each counts (the machine may be
-shared). ``--rivals`` names the python of an environment with bench/requirements.txt; without it one is made in a
+Everything compared is measured in the same run, in turn, in CPU seconds, and the least of each counts: the machine may
+be shared. ``--rivals`` names the python of an environment with bench/requirements.txt; without it one is made in a
 temporary folder. ``--large`` adds 10⁸ references (about 4 GB of memory). Exit code 1 when a goal is missed.
 """
 
@@ -65,13 +65,13 @@ class Report:
 
 
 def least(repeats: int, *works: Callable[[], Any]) -> list[float]:
-    """The least seconds of each work, all of them in turn: what else runs on the machine hits them alike."""
+    """The least CPU seconds of each work, all of them in turn: what else runs on the machine hits them alike."""
     best = [float("inf")] * len(works)
     for _ in range(repeats):
         for index, work in enumerate(works):
-            start = time.perf_counter()
+            start = time.thread_time()
             work()
-            best[index] = min(best[index], time.perf_counter() - start)
+            best[index] = min(best[index], time.thread_time() - start)
     return best
 
 
@@ -160,7 +160,6 @@ def bench_libcachesim(trace: Trace, report: Report, python: str, folder: Path) -
 
 FILE_TO_CURVE = """
 import json, sys, time
-start = time.perf_counter()
 from hicache_lab.traces import read_trace
 from hicache_lab.cachesim import hit_curve
 trace = read_trace(sys.argv[1])
@@ -168,7 +167,7 @@ curve = hit_curve(trace, count="tokens", count_from=trace.requests // 2)
 rates = [float(curve.rate_at(int(blocks))) for blocks in sys.argv[2:]]
 # getrusage would count what the parent held before exec
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(json.dumps({"seconds": time.perf_counter() - start, "rates": rates,
+print(json.dumps({"seconds": time.process_time(), "rates": rates,
                   "mb": peak / 1024}))
 """
 
@@ -190,9 +189,7 @@ def bench_file(trace: Trace, report: Report, rivals: Path, folder: Path, repeats
     command = [str(rivals / "kvcache-simulator"), "run", "--trace", str(path), "--model", "kimi-k2.5"]
     command += ["--kv-precision", "bf16_fp16", "--block-size", "512", "--policies", "lru", "--no-progress"]
     command += ["--budgets-gib", ",".join(map(str, BUDGETS_GIB)), "--format", "json", "--output", str(out)]
-    start = time.perf_counter()
-    peak = run_and_weigh(command)
-    took = time.perf_counter() - start
+    peak, took = run_and_weigh(command)
     points = json.loads(out.read_text())["points"]
     differences = [
         abs(point["results"]["lru"]["hitRate"] - rate) for point, rate in zip(points, ours[-1]["rates"], strict=False)
@@ -223,13 +220,15 @@ def run(command: list[str]) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
-def run_and_weigh(command: list[str]) -> float:
-    """Run a command; the largest resident size of its process tree's largest member, in MB."""
+def run_and_weigh(command: list[str]) -> tuple[float, float]:
+    """Run a command: (MB of the largest process of its tree, CPU seconds of all)."""
     code = (
         "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True); "
-        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
+        "print(used.ru_maxrss / 1024, used.ru_utime + used.ru_stime)"
     )
-    return float(run([sys.executable, "-c", code, *command]).strip().splitlines()[-1])
+    peak, took = run([sys.executable, "-c", code, *command]).strip().splitlines()[-1].split()
+    return float(peak), float(took)
 
 
 def rivals_in(folder: Path) -> Path:

@@ -141,7 +141,12 @@ def page(lab: str) -> Iterator[Any]:
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_role("menuitem", name=re.compile("^Run All Cells")).click()
         page.wait_for_selector(".hicache-verdict", timeout=120_000)
-        page.wait_for_function(f"({READ_PLOT})()?.painted > 0", timeout=60_000)
+        try:
+            page.wait_for_function(f"({READ_PLOT})()?.painted > 0", timeout=60_000)
+        except Exception:
+            print(page.evaluate("() => [...document.querySelectorAll('.js-plotly-plot')].map(p => [p.className, p._fullData && p._fullData.length, p.querySelectorAll('.bars .point path').length, p.closest('.jp-OutputArea') && true])"))
+            page.screenshot(path="/tmp/prj_dbg2.png")
+            raise
         yield page
         browser.close()
 

@@ -119,6 +119,7 @@ def test_unsupported_pools_are_refused_with_the_words_of_the_release() -> None:
     v4 = assess(ask("deepseek-v4-pro", "0.5.17", tp_size=8, hicache_size=20, device_tokens=10**6, host_ram="1000GB"))
     assert v4.verdict == "REFUSED"
     assert v4.refusal is not None
+    assert (answer.refusal.flag if answer.refusal else "", v4.refusal.flag) == ("--model-path", "--hicache-size")
     assert "--hicache-ratio instead" in v4.refusal.message
 
 

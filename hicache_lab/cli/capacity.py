@@ -214,7 +214,10 @@ def _maximum(question: Question, args: argparse.Namespace) -> int:
         "guaranteed_start_per_rank_bytes": any_answer.guaranteed_start_bytes if any_answer else None,
         "auto_size": None,
         "warnings": [question.rules.warning] if question.rules.warning else [],
+        "refusal": None,
     }
+    if any_answer is None and (refusal := assess(replace(question, config=_plain(question.config))).refusal):
+        record["refusal"] = {"flag": refusal.flag, "error": refusal.error, "message": refusal.message}
     if auto is not None:
         record["auto_size"] = {
             "verdict": auto.verdict,
@@ -229,6 +232,11 @@ def _maximum(question: Question, args: argparse.Namespace) -> int:
     else:
         print(_maximum_words(record))
     return 0 if comfortable.size_gb or comfortable.ratio or just.size_gb or just.ratio else 3
+
+
+def _plain(config: LaunchConfig) -> LaunchConfig:
+    """The launch with the least that a host tier can be asked for: what still refuses it is not memory."""
+    return replace(config, hicache_size=None, hicache_ratio=None, max_total_tokens=config.max_total_tokens or 2**20)
 
 
 def _settings(advice: Advice) -> dict[str, Any]:
@@ -278,6 +286,9 @@ def _maximum_words(record: dict[str, Any]) -> str:
             )
         )
         lines.append(f"  {name}:\n    {size_words}\n    {ratio_words}")
+    if record["refusal"] is not None:
+        refusal = record["refusal"]
+        lines.append(f"  the server does not start: {refusal['flag']}: {refusal['error']}: {refusal['message']}")
     auto = record["auto_size"]
     if auto and auto["ratio"] is not None and auto["unused_bytes"] is not None:
         lines.append(
@@ -301,12 +312,9 @@ def run(command: str, args: argparse.Namespace) -> int:
             return _switched_off(args, notes)
         notes.append(still_builds)
     advice = advise(question)
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = {"launch_notes": notes}
     if command == "preflight":
-        extra = {
-            "launch_notes": notes,
-            "corrected_launch": corrected_line(answer, advice, config) if config.source else None,
-        }
+        extra["corrected_launch"] = corrected_line(answer, advice, config) if config.source else None
     return _report(answer, advice, args, extra)
 
 

@@ -136,7 +136,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
 
 
 def _install(args: argparse.Namespace) -> int:
-    before = cpuserver.installed(args.release, home_dir=args.home) if args.python is None else None
+    before = cpuserver.installed(args.release, home_dir=args.home, python=args.python)
     index = [word for url in args.extra_index_url for word in ("--extra-index-url", url)]
     with _StatusLine(f"installing SGLang {args.release}") as line:
         done = cpuserver.install(

@@ -11,7 +11,7 @@ from hicache_lab.errors import UsageError
 from hicache_lab.geometry import ModelGeometry, load_geometry
 from hicache_lab.host import HostMemory
 from hicache_lab.launch import LaunchConfig
-from hicache_lab.launch.config import FLAG_FIELDS
+from hicache_lab.launch.config import FIELD_TYPES, FLAG_FIELDS
 from hicache_lab.preflight.verdict import Question
 from hicache_lab.releases import rules_for
 from hicache_lab.sizing.rank import DeviceFacts
@@ -19,6 +19,7 @@ from hicache_lab.units import GB, parse_bytes
 
 HOST_FACTS = ("host_ram", "available", "hugepages", "cgroup_limit", "cgroup_usage")
 DEVICE_FACTS = ("device_tokens", "device_kv_gb", "swa_device_tokens", "mamba_slots")
+_WHOLE_FACTS = ("device_tokens", "swa_device_tokens", "mamba_slots")
 OTHER_FACTS = ("overhead", "headroom", "draft_model")
 
 
@@ -58,6 +59,7 @@ def device_from_facts(facts: Mapping[str, Any]) -> DeviceFacts:
     """Device facts; tokens must be positive whole numbers, ``device_kv_gb`` GB (1e9) of KV on one rank."""
     for name in DEVICE_FACTS:
         value = facts.get(name)
+        _check_type(name, value, "float" if name == "device_kv_gb" else "int")
         if value is not None and not 0 < value < _MOST_DEVICE:
             raise UsageError(f"--{name.replace('_', '-')}: expected a number above 0 and below 1e15, got {value}")
     kv_gb = facts.get("device_kv_gb")
@@ -94,7 +96,8 @@ def ask(
         UsageError: an unknown name (with a suggestion) or a quantity without its unit.
         UnknownFact: a model or release that is not known.
     """
-    flags = {name: facts.pop(name) for name in list(facts) if name in FLAG_FIELDS}
+    flags = {name: _whole(facts.pop(name), FIELD_TYPES[name]) for name in list(facts) if name in FLAG_FIELDS}
+    facts = {name: _whole(value, "int" if name in _WHOLE_FACTS else "") for name, value in facts.items()}
     known = (*HOST_FACTS, *DEVICE_FACTS, *OTHER_FACTS)
     for name in facts:
         if name not in known:
@@ -150,12 +153,31 @@ _AT_LEAST_ONE = {
 }
 
 
+def _whole(value: Any, kind: str) -> Any:
+    """A whole number that JSON wrote as 8.0."""
+    return int(value) if kind == "int" and isinstance(value, float) and value.is_integer() else value
+
+
+_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+_TYPE_WORDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
+
+
+def _check_type(name: str, value: object, kind: str) -> None:
+    """A fact or a flag of a case or a call is of the type that the command line would have read."""
+    kind = kind.split(" |", maxsplit=1)[0]
+    wrong = isinstance(value, bool) and kind in ("int", "float")
+    if value is not None and (wrong or not isinstance(value, _TYPES.get(kind, (object,)))):
+        raise UsageError(f"--{name.replace('_', '-')}: expected {_TYPE_WORDS[kind]}, got {str(value)[:60]!r}")
+
+
 def check_numbers(config: LaunchConfig) -> None:
     """Sizes of groups and pages must be at least 1 and can be meant, and a ratio a finite number.
 
     Raises:
         UsageError: names the flag.
     """
+    for name, value in config.given():
+        _check_type(name, value, FIELD_TYPES[name])
     for name, most in _AT_LEAST_ONE.items():
         value = getattr(config, name)
         if value is not None and value < 1:

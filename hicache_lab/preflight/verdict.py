@@ -205,7 +205,14 @@ def _argparse_refusals(question: Question) -> list[Rejection]:
 
 def _contradiction(question: Question) -> Refusal | None:
     """Flags that the server itself refuses before anything is built."""
-    config = question.config
+    config, rules = question.config, question.rules
+    for flag, value, known in (
+        ("--hicache-size", config.hicache_size, rules.has_size_flag),
+        ("--hicache-ratio", config.hicache_ratio, rules.has_ratio_flag),
+    ):
+        if value and not known:
+            why = f"{rules.version} does not have {flag} yet"
+            return Refusal(flag, "argparse", f"unrecognized arguments: {flag} {value}", why)
     for rejection in _argparse_refusals(question):
         return Refusal(rejection.flag, "argparse", rejection.message)
     if config.disable_radix_cache:
@@ -404,7 +411,7 @@ def assess(question: Question) -> Answer:
 
 
 def _assess_resolved(question: Question, resolution: Resolution, config: LaunchConfig) -> Answer:
-    arguments = resolution.arguments
+    arguments, asked = resolution.arguments, question
     question = replace(question, config=replace(config, hicache_mem_layout=arguments.hicache_mem_layout))
     notes = [text for _, text in resolution.logs]
     planners = _planners(question)
@@ -421,8 +428,10 @@ def _assess_resolved(question: Question, resolution: Resolution, config: LaunchC
         stages = _stage_pools(planners, ratio, size_gb)
     except LaunchFailure as failure:
         kind: Verdict = "ASSERT" if failure.kind == "AssertionError" else "REFUSED"
-        refusal = Refusal("--hicache-size" if size_gb > 0 else "--hicache-ratio", failure.kind, failure.message)
-        return Answer(question, kind, refusal=refusal, warnings=tuple(_warnings(question, ())), notes=tuple(notes))
+        of_model = any(failure is planner.refusal for planner in planners)
+        flag = "--model-path" if of_model else "--hicache-size" if size_gb > 0 else "--hicache-ratio"
+        refusal = Refusal(flag, failure.kind, failure.message)
+        return Answer(question, kind, refusal=refusal, warnings=tuple(_warnings(asked, ())), notes=tuple(notes))
     ranks = _on_one_host(question, stages)
     answer = Answer(
         question,
@@ -431,7 +440,7 @@ def _assess_resolved(question: Question, resolution: Resolution, config: LaunchC
         ratio=None if size_gb > 0 else ratio,
         size_gb=size_gb,
         auto=sized,
-        warnings=tuple(dict.fromkeys(_warnings(question, ranks))),
+        warnings=tuple(dict.fromkeys(_warnings(asked, ranks))),
         notes=tuple(dict.fromkeys([*notes, *ranks[0].assumed])),
         missing=tuple(dict.fromkeys([*missing, *ranks[0].missing, *_missing_host(question)])),
     )

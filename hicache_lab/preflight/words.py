@@ -11,6 +11,8 @@ from hicache_lab.releases import RESERVE_BYTES, first_release_with
 from hicache_lab.sizing.guard import rank_budget, sample_available
 from hicache_lab.units import GB, format_both, format_gb, format_gib
 
+_WORTH_SAYING = 0.001  # an index buffer's extra page is not
+
 
 def _amount(n_bytes: float) -> str:
     """GB with decimals only where they say something."""
@@ -32,7 +34,7 @@ def headline(answer: Answer) -> str:
             f"{answer.ranks_on_host} ranks, up to {format_gb(rank.requested_bytes)} each = {_amount(answer.host_bytes)}"
         )
     line = f"{answer.verdict}  {by}: {total} ({format_gib(answer.host_bytes, 0)})"
-    if answer.resident_bytes != answer.host_bytes:
+    if abs(answer.resident_bytes - answer.host_bytes) > _WORTH_SAYING * answer.host_bytes:
         line += f", {format_both(answer.resident_bytes)} really taken"
     if question.host is not None:
         line += f"; this host has {format_gb(question.host.effective_available_bytes, 0)} available"

@@ -102,6 +102,11 @@ class ServerInfo:
         inside = bool(self.settings.get("enable_dp_attention")) or "attn_dp_size" in self.settings
         return self.tp_size * self.pp_size * (1 if inside else self.dp_size)
 
+    @property
+    def processes_per_replica(self) -> int:
+        """Scheduler processes that hold the same logical tokens: one data-parallel replica's."""
+        return max(self.processes // self.dp_size, 1)
+
     def changed_since(self, other: ServerInfo) -> dict[str, tuple[Scalar, Scalar]]:
         """Settings that differ, as ``{name: (then, now)}``: not the same process, or not the same flags.
 

@@ -194,7 +194,7 @@ class RankPlanner:
         only = "MHA, MLA, and NSA (DSA) models" if rules.draft != "none" else "MHA and MLA yet"
         text = f"HiRadixCache only supports {only}"
         if geometry.latent is not None and "mla" in rules.layouts and not rules.layouts["mla"]:
-            return LaunchFailure("AttributeError", "the host pool of 0.4.4 mirrors MHA and GQA only")
+            return LaunchFailure("AttributeError", "'MLATokenToKVPool' object has no attribute 'head_num'")
         if "linear" in self.geometry.layer_kinds and not rules.mamba_host_pool:
             return LaunchFailure("ValueError", text)
         if self.rows.swa_pool and not rules.swa_host_pool:

@@ -21,6 +21,7 @@ from hicache_lab.launch import render
 from hicache_lab.models import catalogue, find, is_known
 from hicache_lab.preflight import Advice, Answer, Question, advise, ask, assess, explain
 from hicache_lab.releases import VERIFIED
+from hicache_lab.widgets.complete import complete_figure_widget
 
 Mode = Literal["size", "ratio", "auto"]
 _T = TypeVar("_T")
@@ -138,15 +139,13 @@ class Tuner:
 
     def __init__(self, settings: TunerSettings | None = None, theme: Theme = "light") -> None:
         import ipywidgets
-        import plotly.graph_objects as go
 
         start = settings or TunerSettings()
         self.controls: dict[str, Any] = _controls(start)
         answer, advice = judge(start)
         self.answer: Answer | None = answer
-        # a FigureWidget must be built from a complete figure: traces added later stay invisible in the browser
         data = tuner_data(answer, advice)
-        self.figure: Any = go.FigureWidget(tuner_figure(data, theme).update_layout(width=_WIDTH))
+        self.figure: Any = complete_figure_widget(tuner_figure(data, theme).update_layout(width=_WIDTH))
         self._shown = tuner_values(data)
         self.words, self.line = ipywidgets.HTML(), ipywidgets.HTML()
         self._say(answer, advice)
@@ -210,7 +209,7 @@ def _controls(start: TunerSettings) -> dict[str, Any]:
     import ipywidgets as w
 
     model = find(start.model).name if is_known(start.model) else start.model
-    buttons = {"description_width": "145px", "button_width": "48px"}
+    buttons = {"description_width": "80px", "button_width": "68px"}
     wide: dict[str, Any] = {"style": {"description_width": "145px"}, "layout": {"width": "310px"}}
 
     def choice(text: str, options: Sequence[Any], value: Any) -> Any:
