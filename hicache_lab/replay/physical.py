@@ -20,7 +20,6 @@ import psutil
 
 from hicache_lab.errors import HostError, UsageError
 from hicache_lab.replay import _rank
-from hicache_lab.replay._rank import CHUNK
 from hicache_lab.replay.cgroup import Group, memory_group
 from hicache_lab.replay.story import NS, Fate, RankStory, Replay, Sample, Story
 from hicache_lab.units import GB, MB, format_gb
@@ -269,7 +268,8 @@ class _Cast:
             if not actor.passed or actor.full or actor.process.poll() is not None:
                 continue
             planned = min(story.pool_bytes, story.pin_bytes_per_second * (arrival - actor.arrival) // NS)
-            if self._held(actor) < 0.98 * planned / self.scale - CHUNK:
+            # one that should be full says so itself; the kernel's counter of the others may lag by some pages
+            if planned == story.pool_bytes or self._held(actor) < planned // self.scale - MB:
                 return False
         return True
 
