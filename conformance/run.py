@@ -26,7 +26,7 @@ from hicache_lab.vectors import Report, read_records, replay
 
 HERE = Path(__file__).resolve().parent
 CASES = HERE / "cases.jsonl"
-NEEDS = ("torch", "numpy", "psutil", "msgspec")
+NEEDS = ("torch==2.13.0", "numpy", "psutil", "msgspec")
 NEEDED_BYTES = 8 * 10**9  # the public torch wheel brings its CUDA libraries
 ENOUGH_CASES = 30  # fewer than this were carried out: the harness does not fit the release any more
 
