@@ -1,15 +1,17 @@
 # The one door. Needs Python 3.11 or newer, make and git; everything else goes into .venv.
 #   make lab       the incident's notebooks, headless, into reports/        make jupyter   the same in JupyterLab
 #   make test      lint, types, tests, notebooks                            make bench     speeds beside named rivals
+#   make e2e       against a real SGLang on the CPU                         make conformance RELEASE=0.5.23
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
     $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && exit; done; \
     command -v python3 || command -v python)
 BIN := .venv/bin
 LAB := $(BIN)/python -m hicache_lab
-LAB_NOTEBOOKS := $(sort $(wildcard notebooks/0[1-4]_*.ipynb))
+# the incident, the flags, the tuner, the preflight, the worth of a tier, the postmortem: all offline
+LAB_NOTEBOOKS := $(sort $(wildcard notebooks/0[1-58]_*.ipynb))
 PYTEST_ARGS ?=
 
-.PHONY: help lab test lint types jupyter bench e2e constraints clean venv venv-dev
+.PHONY: help lab test lint types jupyter bench e2e conformance constraints clean venv venv-dev
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -43,6 +45,10 @@ bench: venv-dev
 
 e2e: venv-dev
 	$(BIN)/python -m pytest -m server $(PYTEST_ARGS)
+
+conformance: venv-dev
+	@$(if $(RELEASE),,$(error name the release: make conformance RELEASE=0.5.23))
+	@$(BIN)/python conformance/run.py --release $(RELEASE)
 
 constraints: venv-dev
 	@$(BIN)/python scripts/pin.py

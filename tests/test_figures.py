@@ -126,9 +126,14 @@ def test_an_update_in_place_equals_a_new_figure() -> None:
     assert figure == tuner_figure(second)
 
 
-def test_the_safe_region_is_where_the_advice_says() -> None:
-    """The largest size that fits is the last whole GB inside the region; nothing else decides it."""
-    answer = ANSWERS["48"]
-    data = tuner_data(answer, advise(answer.question))
-    assert data.safe_size_gb == int(data.safe_gb) == 43
-    assert int(data.tight_gb) == advise(answer.question, accepted=("FITS", "TIGHT")).size_gb == 49
+@pytest.mark.parametrize("version", ["0.4.9", "0.5.8", "0.5.19", "0.5.23"])
+def test_the_regions_are_where_the_verdicts_are(version: str) -> None:
+    """Every whole size lies in the region that its verdict names; the advice is the last one inside."""
+    answers = {size: judge(version, hicache_size=size, overhead="40GB") for size in range(9, 70)}
+    data = tuner_data(answers[48], advise(answers[48].question))
+    for size, answer in answers.items():
+        edges = {"FITS": data.fits_to_gb, "TIGHT": data.tight_to_gb, "RACE": data.race_to_gb}
+        region = next((name for name, edge in edges.items() if answer.per_rank_bytes <= edge * GB), "beyond")
+        assert region == (answer.verdict if answer.verdict in edges else "beyond"), size
+    assert data.safe_size_gb == int(data.fits_to_gb)
+    assert advise(answers[48].question, accepted=("FITS", "TIGHT")).size_gb == int(data.tight_to_gb)

@@ -104,6 +104,14 @@ def test_words_of_another_type_are_refused(name: str, text: str) -> None:
         parse_parameter(inspect_parameters(GOOD)[name], text)
 
 
+def test_a_comment_belongs_to_its_parameter_wherever_the_formatter_put_it(tmp_path: Path) -> None:
+    source = 'line: str = (\n    "a "\n    "b"  # inside\n)\nsize: int = (\n    48\n)  # behind'
+    cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "x.ipynb")
+    found = inspect_parameters(tmp_path / "x.ipynb")
+    assert [(one.default, one.comment) for one in found.values()] == [("a b", "inside"), (48, "behind")]
+
+
 def test_a_default_that_is_not_a_literal_is_refused(tmp_path: Path) -> None:
     cell = nbformat.v4.new_code_cell("size: int = 8 * gpus", metadata={"tags": ["parameters"]})
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "x.ipynb")

@@ -4,7 +4,7 @@ from hicache_lab.casefile.case import Case, Fact, Moment, load_case
 from hicache_lab.casefile.claims import CHECKS, ClaimResult, audit
 from hicache_lab.casefile.counterfactuals import advice, conclusion, counterfactuals
 from hicache_lab.casefile.levers import Lever, levers
-from hicache_lab.casefile.recordings import MemoryRecording, marks, read_memory
+from hicache_lab.casefile.recordings import peak_used_bytes, recordings
 
 __all__ = [
     "CHECKS",
@@ -12,7 +12,6 @@ __all__ = [
     "ClaimResult",
     "Fact",
     "Lever",
-    "MemoryRecording",
     "Moment",
     "advice",
     "audit",
@@ -20,6 +19,6 @@ __all__ = [
     "counterfactuals",
     "levers",
     "load_case",
-    "marks",
-    "read_memory",
+    "peak_used_bytes",
+    "recordings",
 ]

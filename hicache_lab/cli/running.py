@@ -10,9 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import HicacheLabError, InputError, UsageError
-from hicache_lab.resources import notebooks_dir
-from hicache_lab.runs import Limits, RunResult, execute, inspect_parameters, parse_parameter
+from hicache_lab.errors import HicacheLabError, UsageError
+from hicache_lab.runs import Limits, RunResult, execute, find_notebook, inspect_parameters, parse_parameter
 
 
 class _NotebookArgument(argparse.Action):
@@ -71,21 +70,6 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result records as JSON")
 
 
-def find_notebook(name: str) -> Path:
-    """A path as given, or a shipped notebook by its name.
-
-    Raises:
-        InputError: neither exists; the message lists what ships.
-    """
-    path = Path(name)
-    if path.exists():
-        return path
-    shipped = {notebook.stem: notebook for notebook in sorted(notebooks_dir().glob("*.ipynb"))}
-    if name.removesuffix(".ipynb") in shipped:
-        return shipped[name.removesuffix(".ipynb")]
-    raise InputError(f"notebook {name}: no such file, and not one of those that ship ({', '.join(shipped)})")
-
-
 def parse_assignments(notebook: Path, assignments: Sequence[str]) -> dict[str, Any]:
     """``["size_gb=48"]`` as typed values; an unknown name is kept for the check to refuse."""
     known = inspect_parameters(notebook)
@@ -118,12 +102,24 @@ def run(_command: str, args: argparse.Namespace) -> int:
             break
         if not args.json:
             print(_summary(folder, result), flush=True)
+    if len(results) > 1 and not args.json:
+        print(_closing(results))
     if args.json:
         json.dump([{"folder": str(folder), **asdict(result)} for folder, result in results], sys.stdout, indent=2)
         print()
     if any(result.status == "interrupted" for _, result in results):
         raise KeyboardInterrupt
     return 0 if all(result.complete for _, result in results) else 1
+
+
+def _closing(results: Sequence[tuple[Path, RunResult]]) -> str:
+    """All runs in one table: how each ended, its verdict where it has one, and where to look."""
+    lines = ["", f"{'notebook':<26} {'status':<12} {'verdict':<10} open"]
+    for folder, result in results:
+        verdict = result.figures.get("verdict")
+        page = folder / next((name for name in result.files if name.endswith(".html")), "")
+        lines.append(f"{result.notebook:<26} {result.status:<12} {verdict.value if verdict else '':<10} {page}")
+    return "\n".join(lines)
 
 
 def _shown(value: str | int | float) -> str:

@@ -14,6 +14,7 @@ from hicache_lab.figures.style import (
     GREY,
     ORANGE,
     POOL_COLOURS,
+    PURPLE,
     RED,
     VERDICT_COLOURS,
     Theme,
@@ -22,7 +23,7 @@ from hicache_lab.figures.style import (
     line_colour,
 )
 from hicache_lab.preflight import Advice, Answer
-from hicache_lab.releases import RESERVE_BYTES
+from hicache_lab.releases import RESERVE_BYTES, ReleaseRules
 from hicache_lab.sizing.guard import rank_budget
 from hicache_lab.sizing.rank import resident_bytes
 from hicache_lab.units import gb
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 
 SLOTS = 6
 """Pools of one rank that can be told apart: kv, indexer, swa, mamba, draft and one more."""
+REGIONS = (
+    ("fits", GREEN),
+    ("tight: only the reserve is left", ORANGE),
+    ("race: who checks first decides", PURPLE),
+    ("refused, or the host runs out", RED),
+)
+_LINES = 3 + SLOTS + len(REGIONS)
 _MILLION = 1_000_000
 
 
@@ -39,8 +47,9 @@ _MILLION = 1_000_000
 class TunerData:
     """Every number the tuner draws; GB are 1e9 bytes, tokens are those of one rank's anchor pool.
 
-    ``pools`` holds (label, GB on one rank, GB on the host) for each pool. The three edges are GB per rank: up to
-    ``safe_gb`` FITS, up to ``tight_gb`` only the reserve is left, beyond it the host runs out.
+    ``pools`` holds (label, GB on one rank, GB on the host) for each pool. The edges are GB per rank, in this order: up
+    to ``fits_to_gb`` it FITS, up to ``tight_to_gb`` only the reserve is left, up to ``race_to_gb`` a start depends on
+    which rank checks first; beyond, it is refused or the host runs out.
     """
 
     verdict: str
@@ -54,15 +63,16 @@ class TunerData:
     ratio: float | None
     gb_per_million_tokens: float
     device_tokens: int | None
-    safe_gb: float
-    tight_gb: float
+    fits_to_gb: float
+    tight_to_gb: float
+    race_to_gb: float
     safe_size_gb: int | None
     safe_ratio: float | None
 
     @property
     def most_gb(self) -> float:
         """The right end of the token axis: a little beyond the setting and the region."""
-        return 1.15 * max(self.per_rank_gb, self.tight_gb, 1.0)
+        return 1.15 * max(self.per_rank_gb, self.race_to_gb, 1.0)
 
 
 def tuner_data(answer: Answer, advice: Advice) -> TunerData:
@@ -82,6 +92,11 @@ def tuner_data(answer: Answer, advice: Advice) -> TunerData:
     tokens = rank.tokens if rank else 0
     limit = question.limit_bytes or 0
     room = max(0, limit - RESERVE_BYTES)
+    fits, tight = max(0, room - question.comfortable_bytes) // ranks, room // ranks
+    certain = tight if answer.guaranteed_start_bytes is None else answer.guaranteed_start_bytes
+    # where the check divides by the ranks it refuses beyond the reserve; elsewhere the reserve may be eaten
+    race = tight if rules.guard_divides_by_ranks else limit // ranks
+    edges = [_askable(min(fits, certain), rules), _askable(min(tight, certain), rules), _askable(race, rules)]
     budget = rank_budget(rules, question.view()).budget_bytes if question.host else 0
     return TunerData(
         verdict=answer.verdict,
@@ -95,11 +110,17 @@ def tuner_data(answer: Answer, advice: Advice) -> TunerData:
         ratio=pools[0].equivalent_ratio if pools and rank and rank.device_tokens else None,
         gb_per_million_tokens=gb(answer.per_rank_bytes) / tokens * _MILLION if tokens else 0.0,
         device_tokens=rank.device_tokens if rank else None,
-        safe_gb=gb(max(0, room - question.comfortable_bytes) / ranks),
-        tight_gb=gb(room / ranks),
+        fits_to_gb=gb(edges[0]),
+        tight_to_gb=gb(edges[1]),
+        race_to_gb=gb(edges[2]),
         safe_size_gb=advice.size_gb,
         safe_ratio=advice.ratio,
     )
+
+
+def _askable(n_bytes: int, rules: ReleaseRules) -> int:
+    """The most that may be asked for so that ``n_bytes`` are taken: less where buffers are rounded up."""
+    return 1 << n_bytes.bit_length() - 1 if rules.pinned_power_of_two and n_bytes else n_bytes
 
 
 def tuner_figure(data: TunerData, theme: Theme = "light") -> Figure:
@@ -126,7 +147,7 @@ def tuner_figure(data: TunerData, theme: Theme = "light") -> Figure:
         go.Scatter(x=[-0.4, 0.4], y=[0, 0], mode="lines", line=check, name="most that one rank's check passes"),
     ]
     figure.add_traces(lines, rows=[1, 1], cols=[1, 1])
-    for name, colour in (("fits", GREEN), ("only the reserve is left", ORANGE), ("host out of memory", RED)):
+    for name, colour in REGIONS:
         region = go.Scatter(
             x=[0, 0], y=[0, 0], mode="none", fill="tozeroy", fillcolor=faint(colour), name=name, hoverinfo="skip"
         )
@@ -157,7 +178,7 @@ def tuner_values(data: TunerData) -> Values:
     """Everything in the figure that ``data`` decides."""
     per_million, end = data.gb_per_million_tokens, data.most_gb
     top = end / per_million if per_million else 1.0
-    edges = (0.0, min(data.safe_gb, end), min(data.tight_gb, end), end)
+    edges = (0.0, data.fits_to_gb, data.tight_to_gb, data.race_to_gb, end)
     values: Values = {(0, "y"): (0, data.overhead_gb)}
     for slot in range(SLOTS):
         label, rank_gb, host_gb = data.pools[slot] if slot < len(data.pools) else ("", 0.0, 0.0)
@@ -168,17 +189,17 @@ def tuner_values(data: TunerData) -> Values:
         }
     values[1 + SLOTS, "y"] = (data.ram_gb, data.ram_gb)
     values[2 + SLOTS, "y"] = (data.allowed_gb, data.allowed_gb)
-    for region in range(3):
+    for region in range(len(REGIONS)):
         values[3 + SLOTS + region, "x"] = (edges[region], edges[region + 1])
         values[3 + SLOTS + region, "y"] = (top, top)
     ratio = top * _MILLION / data.device_tokens if data.device_tokens else 1.0
     return values | {
-        (6 + SLOTS, "x"): (0, end),
-        (6 + SLOTS, "y"): (0, top),
-        (7 + SLOTS, "x"): (data.per_rank_gb,),
-        (7 + SLOTS, "y"): (data.tokens / _MILLION,),
-        (7 + SLOTS, "text"): (data.verdict,),
-        (7 + SLOTS, "marker.color"): VERDICT_COLOURS[data.verdict],
+        (_LINES, "x"): (0, end),
+        (_LINES, "y"): (0, top),
+        (_LINES + 1, "x"): (data.per_rank_gb,),
+        (_LINES + 1, "y"): (data.tokens / _MILLION,),
+        (_LINES + 1, "text"): (data.verdict,),
+        (_LINES + 1, "marker.color"): VERDICT_COLOURS[data.verdict],
         ("xaxis", "ticktext"): ("one rank", f"this host: {data.ranks} ranks"),
         ("xaxis2", "range"): (0, end),
         ("yaxis2", "range"): (0, top),

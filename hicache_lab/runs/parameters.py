@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_lab.errors import InputError, UsageError
+from hicache_lab.resources import notebooks_dir
 
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -83,6 +84,21 @@ def read_notebook(notebook: Path) -> Any:
         raise InputError(f"notebook {notebook}: a cell is not as nbformat 4 says ({error})") from error
 
 
+def find_notebook(name: str) -> Path:
+    """A path as given, or a shipped notebook by its name.
+
+    Raises:
+        InputError: neither exists; the message lists what ships.
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    shipped = {notebook.stem: notebook for notebook in sorted(notebooks_dir().glob("*.ipynb"))}
+    if name.removesuffix(".ipynb") in shipped:
+        return shipped[name.removesuffix(".ipynb")]
+    raise InputError(f"notebook {name}: no such file, and not one of those that ship ({', '.join(shipped)})")
+
+
 def inspect_parameters(notebook: Path) -> dict[str, Parameter]:
     """The parameters of ``notebook`` in their order; a notebook without a tagged cell has none.
 
@@ -124,7 +140,9 @@ def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
             ) from error
         type_name = ast.unparse(annotation).strip("'\"") if annotation else type(default).__name__
         type_name = type_name.replace("NoneType", "object | None")
-        found[target.id] = Parameter(target.id, type_name, default, comments.get(node.end_lineno or 0, ""))
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        comment = " ".join(comments[line] for line in lines if line in comments)
+        found[target.id] = Parameter(target.id, type_name, default, comment)
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hicache_lab.load import LoadResult, Spread
 from hicache_lab.serverrun.predict import Prediction
 from hicache_lab.serverrun.run import ServerRun, quoted
@@ -134,6 +136,8 @@ def figures_of(run: ServerRun, prediction: Prediction, simulation: Simulation) -
         ("observed_host_tokens", run.server.host_tokens, "tokens of one rank", "measured"),
         ("host_tokens_agree", agree, "", "computed"),
         ("predicted_host_bytes", prediction.host_bytes, "bytes, all ranks", "computed"),
+        ("predicted_device_hit_tokens", _simulated(simulation, simulation.device_tokens), "tokens", "simulated"),
+        ("predicted_host_hit_tokens", _simulated(simulation, simulation.host_tokens), "tokens", "simulated"),
         ("requests_simulated_exactly", None if simulation.why_not else simulation.agreeing, "requests", "simulated"),
         ("ended", result.ended, "", "measured"),
         ("requests", len(result.measured), "requests", "measured"),
@@ -152,6 +156,10 @@ def figures_of(run: ServerRun, prediction: Prediction, simulation: Simulation) -
         ("too_busy", result.lag.too_busy, "", "measured"),
         ("notes", list(result.notes), "", "measured"),
     ]
+
+
+def _simulated(simulation: Simulation, tokens: Sequence[int]) -> int | None:
+    return None if simulation.why_not else sum(tokens)
 
 
 def conclusion(run: ServerRun, prediction: Prediction, simulation: Simulation) -> str:

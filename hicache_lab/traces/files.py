@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
@@ -12,6 +13,7 @@ from typing import IO, cast
 from hicache_lab.errors import InputError, UsageError
 
 CHUNK_BYTES = 8 << 20
+_LONG_BYTES = 32 << 20
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
@@ -44,8 +46,9 @@ def chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes]]:
     """Yield (number of the first line, bytes of whole lines); a line longer than ``size`` grows its chunk."""
     line = 1
     rest = b""
-    with opened(path) as stream:
+    with opened(path) as stream, _progress(path) as done:
         while block := _read(stream, size, path):
+            done(len(block))
             cut = block.rfind(b"\n") + 1
             if not cut:
                 rest += block
@@ -56,6 +59,18 @@ def chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes]]:
             line += whole.count(b"\n")
     if rest:
         yield line, rest
+
+
+@contextmanager
+def _progress(path: Path) -> Iterator[Callable[[int], object]]:
+    """A bar on a terminal for files that take a while; it counts decompressed bytes."""
+    if path.stat().st_size < _LONG_BYTES or not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(unit="B", unit_scale=True, desc=f"reading {path.name}", file=sys.stderr, leave=False) as bar:
+        yield bar.update
 
 
 def _read(stream: IO[bytes], size: int, path: Path) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if not file.is_file():
         raise UsageError(f"--tokenizer: {file} is not there; give a model folder that holds tokenizer.json")
     try:
-        from tokenizers import Tokenizer as HuggingFace  # type: ignore[import-not-found, unused-ignore]
+        tokenizers = import_module("tokenizers")
     except ImportError:
         raise UsageError("--tokenizer needs the package tokenizers: pip install tokenizers") from None
-    loaded = HuggingFace.from_file(str(file))
+    loaded = tokenizers.Tokenizer.from_file(str(file))
 
     def encode(text: str) -> list[int]:
         return list(loaded.encode(text, add_special_tokens=False).ids)

@@ -27,6 +27,7 @@ _T = TypeVar("_T")
 
 _DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 _GROUPS = (1, 2, 4, 8, 16, 32)
+_WIDTH = 940  # pixels: three columns of controls in a JupyterLab cell
 _PAGES = (1, 16, 32, 64, 128, 256)
 
 
@@ -143,9 +144,9 @@ class Tuner:
         self.controls: dict[str, Any] = _controls(start)
         answer, advice = judge(start)
         self.answer: Answer | None = answer
-        # a FigureWidget must be built from a complete figure: traces added later stay invisible in the browser
         data = tuner_data(answer, advice)
-        self.figure: Any = go.FigureWidget(tuner_figure(data, theme))
+        # a FigureWidget must be built from a complete figure: traces added later stay invisible in the browser
+        self.figure: Any = go.FigureWidget(tuner_figure(data, theme).update_layout(width=_WIDTH))
         self._shown = tuner_values(data)
         self.words, self.line = ipywidgets.HTML(), ipywidgets.HTML()
         self._say(answer, advice)
@@ -209,7 +210,8 @@ def _controls(start: TunerSettings) -> dict[str, Any]:
     import ipywidgets as w
 
     model = find(start.model).name if is_known(start.model) else start.model
-    wide: dict[str, Any] = {"style": {"description_width": "150px"}, "layout": {"width": "360px"}}
+    buttons = {"description_width": "80px", "button_width": "68px"}
+    wide: dict[str, Any] = {"style": {"description_width": "145px"}, "layout": {"width": "310px"}}
 
     def choice(text: str, options: Sequence[Any], value: Any) -> Any:
         offered = options if value in options else (*options, value)
@@ -241,7 +243,7 @@ def _controls(start: TunerSettings) -> dict[str, Any]:
         "used_gb": whole("used before (GB)", 0, 512, start.used_gb),
         "overhead_gb": whole("server besides (GB)", 0, 512, start.overhead_gb),
         "mode": w.ToggleButtons(
-            options=("size", "ratio", "auto"), value=start.mode, description="host tier by", **wide
+            options=("size", "ratio", "auto"), value=start.mode, description="host tier by", style=buttons
         ),
         "hicache_size": whole("--hicache-size (GB a rank)", 1, 512, start.hicache_size),
         "hicache_ratio": w.FloatSlider(

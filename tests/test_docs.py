@@ -1,0 +1,79 @@
+"""What the documents say is so: commands give the output they show, tables name what exists, links lead somewhere."""
+
+import re
+import shlex
+from pathlib import Path
+
+import nbformat
+import pytest
+from test_layers import LAYERS, MODULES, noun
+
+from hicache_lab.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/*.md"))
+README = (ROOT / "README.md").read_text()
+# "$ command" with its continuation lines, then what it prints
+CONSOLE = re.findall(r"```console\n\$ (.*?[^\\])\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize(("command", "output"), CONSOLE, ids=[command.split()[1] for command, _ in CONSOLE])
+def test_the_readmes_commands_print_what_it_shows(
+    capsys: pytest.CaptureFixture[str], command: str, output: str
+) -> None:
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[0] == "hicache-lab"
+    main(words[1:])
+    assert capsys.readouterr().out == output
+
+
+def test_the_readme_shows_commands() -> None:
+    assert len(CONSOLE) >= 2
+
+
+def test_the_first_screen_has_the_numbers_of_the_incident() -> None:
+    screen = "\n".join(README.splitlines()[:40])
+    for number in ("2,400 GB", "449 GB", "439 GB", "54.28 GB", "434.26 GB"):
+        assert number in screen, number
+
+
+def test_the_notebook_table_is_the_notebooks_folder() -> None:
+    rows = dict(re.findall(r"^\| \[\w+\]\(notebooks/(\w+)\.ipynb\) \| (.*) \|$", README, re.MULTILINE))
+    titles = {}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        titles[path.stem] = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0].removeprefix("# ")
+    assert rows == titles
+
+
+def test_the_command_table_names_every_command() -> None:
+    table = "\n".join(line for line in README.splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`([a-z-]+)`", table)) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_make_targets_exist(path: Path) -> None:
+    text = path.read_text()
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert link.startswith("https://") or (path.parent / link).exists(), link
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = re.findall(r"`make ([a-z0-9-]+)|^    make ([a-z0-9-]+)", text, re.MULTILINE)
+    assert {one or other for one, other in commands} <= targets
+
+
+def test_structures_is_short_and_names_every_module() -> None:
+    text = (ROOT / "docs" / "structures.md").read_text()
+    assert len(text.splitlines()) <= 50
+    for path in MODULES:
+        assert re.search(rf"\b{noun(path)}\b", text), f"docs/structures.md does not name {noun(path)}"
+    for level, nouns in enumerate(LAYERS):
+        block = re.search(rf"^    L{level} (.*?)(?=^    L{level - 1} |\n\n)", text, re.MULTILINE | re.DOTALL)
+        assert block is not None
+        for name in nouns:
+            assert re.search(rf"\b{name}\b", block[1]), f"{name} is in L{level}, docs/structures.md says otherwise"
+
+
+def test_the_licence_is_apache_2() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert len(text.splitlines()) > 190
