@@ -303,13 +303,25 @@ def test_caps_stop_the_load_and_say_so(scheduled) -> None:
     assert all(record.error is None for record in short.records)  # those under way were answered
 
 
+def after(log: Path, requests: int, action) -> threading.Thread:
+    """Act once the server has logged so many requests: no fixed time is right on a busy machine."""
+
+    def wait() -> None:
+        while not log.exists() or len(log.read_text().splitlines()) < requests:
+            time.sleep(0.05)
+        action()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
 def test_interrupting_keeps_what_was_measured(scheduled, tmp_path: Path) -> None:
-    url, _ = scheduled
+    url, log = scheduled
     plan = lab.random_prompts(seed=1, prompts=500, prompt_tokens=8, answer_tokens=12)
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    thread = after(log, len(log.read_text().splitlines()) + 4, lambda: os.kill(os.getpid(), signal.SIGINT))
     result = lab.run_load(url, plan, pace=lab.Pace(concurrency=2), progress=False)
-    timer.join()
+    thread.join()
     assert result.ended == "interrupted"
     assert 0 < len(result.succeeded) < 500
     result.write(tmp_path)
@@ -317,12 +329,14 @@ def test_interrupting_keeps_what_was_measured(scheduled, tmp_path: Path) -> None
 
 
 def test_a_server_killed_in_the_middle_is_given_up(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "bench" / "schedule_server.py"), "--itl-ms", "5"]
+    log = tmp_path / "truth.jsonl"
+    command = [sys.executable, str(ROOT / "bench" / "schedule_server.py"), "--itl-ms", "5", "--log", str(log)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         url = f"http://127.0.0.1:{int(process.stdout.readline())}"
-        threading.Timer(0.8, process.kill).start()
+        thread = after(log, 4, process.kill)
         plan = lab.random_prompts(seed=1, prompts=500, prompt_tokens=8, answer_tokens=12)
         result = lab.run_load(url, plan, limits=lab.Limits(lost_after=6), progress=False)
+        thread.join()
     assert result.ended.startswith("gave up: 6 failures in a row")
     assert result.succeeded
     failed = [record for record in result.measured if record.error]
