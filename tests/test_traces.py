@@ -1,5 +1,8 @@
 import gzip
+import io
 import json
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -130,11 +133,32 @@ def test_large_hashes_keep_their_identity(tmp_path: Path) -> None:
     assert first[0] == second[0] and first[1] != second[1]
 
 
+def test_several_frames_are_one_file(tmp_path: Path) -> None:
+    frame = zstandard.compress((LINE + "\n").encode() * 3)
+    (tmp_path / "two.zst").write_bytes(frame + frame)
+    assert read_trace(tmp_path / "two.zst").requests == 6
+
+
+def test_a_pipe_is_read_like_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress((LINE + "\n").encode() * 2))))
+    trace = read_trace("-")
+    assert (trace.requests, trace.origin) == (2, "measured: standard input")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(LINE + "\n",))
+    writer.start()
+    assert read_trace(pipe).requests == 1
+    writer.join()
+
+
 def test_a_damaged_archive_is_an_error(tmp_path: Path) -> None:
     whole = gzip.compress((LINE + "\n").encode() * 5000)
     (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError, match=r"cut\.gz"):
         read_trace(tmp_path / "cut.gz", format="mooncake")
+    (tmp_path / "cut.zst").write_bytes(zstandard.compress((LINE + "\n").encode() * 5000)[:-9])
+    with pytest.raises(InputError, match=r"cut\.zst: cannot be read to its end"):
+        read_trace(tmp_path / "cut.zst", format="mooncake")
     packed = zstandard.compress(np.random.default_rng(1).bytes(100_000))
     (tmp_path / "odd.zst").write_bytes(packed[:50] + b"\x00" * 20 + packed[70:])
     with pytest.raises(InputError, match=r"odd\.zst"):

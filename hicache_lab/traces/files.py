@@ -8,13 +8,45 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from hicache_lab.errors import InputError, UsageError
 
 CHUNK_BYTES = 8 << 20
 _LONG_BYTES = 32 << 20
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+class _Zstandard(io.RawIOBase):
+    """Decompresses frame after frame; a stream that ends inside a frame is an error, not an end."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        import zstandard
+
+        self._raw, self._codec = raw, zstandard.ZstdDecompressor()
+        self._frame = self._codec.decompressobj()
+        self._begun = False
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            packed = self._frame.unused_data if self._frame.eof else b""
+            packed = packed or self._raw.read(1 << 20)
+            if not packed:
+                if self._begun and not self._frame.eof:
+                    raise EOFError("it ends in the middle of a compressed frame")
+                return 0
+            if self._frame.eof:
+                self._frame = self._codec.decompressobj()
+            self._begun = True
+            self._ready = self._frame.decompress(packed)
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
 
 
 @contextmanager
@@ -27,11 +59,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             if magic[:2] == b"\x1f\x8b":
                 yield cast(IO[bytes], gzip.GzipFile(fileobj=raw))
             elif magic == _ZSTD_MAGIC:
-                import zstandard
-
-                yield io.BufferedReader(
-                    cast(io.RawIOBase, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
-                )
+                yield io.BufferedReader(_Zstandard(raw), CHUNK_BYTES)
             else:
                 yield raw
     except FileNotFoundError:
@@ -74,12 +102,14 @@ def _progress(path: Path) -> Iterator[Callable[[int], object]]:
 
 
 def _read(stream: IO[bytes], size: int, path: Path) -> bytes:
+    import zlib
+
+    from zstandard import ZstdError
+
     try:
         return stream.read(size)
-    except (OSError, EOFError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read to its end ({error})") from None
-    except RuntimeError as error:  # zstandard's own error class is one
-        raise InputError(f"{path}: damaged compressed stream ({error}); fetch the file again") from None
+    except (OSError, EOFError, ValueError, zlib.error, ZstdError) as error:
+        raise InputError(f"{path}: cannot be read to its end ({error}); fetch the file again") from None
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

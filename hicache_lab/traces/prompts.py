@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def tokenized(
         remarks.append(f"{sum(skips.counts.values())} records left out, for example {skips.examples[0]}")
     arrivals = [request.arrival for request in requests]
     known = [arrival for arrival in arrivals if arrival is not None]
-    return Trace.from_tokens(
+    trace = Trace.from_tokens(
         map(ids, requests),
         block_tokens=block_tokens,
         arrival_s=np.array(known) * time_unit if len(known) == len(arrivals) else None,
@@ -153,6 +153,10 @@ def tokenized(
         skipped=skips.counts if skips else None,
         notes=remarks,
     )
+    if trace.references:
+        return trace
+    short = f"no prompt fills a whole block of {block_tokens} tokens; --block-tokens takes smaller ones"
+    return replace(trace, notes=(*trace.notes, short))
 
 
 def _encoded(part: str | list[int], encode: Tokenizer | None) -> Sequence[int]:
