@@ -76,7 +76,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Quick:
 # ---- real notebooks
 
 
-def test_a_broken_point_is_recorded_and_the_grid_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_point_is_recorded_and_the_grid_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     plan_of(
         tmp_path,
         "label: story\naxes: {size_gb: [48, 13, 300]}\nparameters: {seconds: 0}\ncompare: {baseline: size_gb=48}\n",
@@ -106,6 +109,8 @@ def test_a_broken_point_is_recorded_and_the_grid_goes_on(tmp_path: Path, capsys:
     ]  # fmt: skip
     after = {point["label"]: (tmp_path / "story" / point["folder"]).stat().st_mtime_ns for point in found["points"]}
     assert [label for label in before if before[label] != after[label]] == ["size_gb=13"]
+    # kernels of runs side by side would share sockets left in the working directory
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.yaml", "story"]
 
 
 def test_a_hanging_point_is_stopped_and_the_grid_goes_on(tmp_path: Path) -> None:

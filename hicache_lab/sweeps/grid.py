@@ -201,8 +201,8 @@ def _axis(path: Path, entry: dict[str, Any]) -> Axis:
     columns = {name: _values(path, f"axes: {name}", values) for name, values in entry.items()}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise UsageError(f"{path}: axes: zipped names need equally many values: {shown}")
+        counted = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise UsageError(f"{path}: axes: zipped names need equally many values: {counted}")
     # one name may carry the labels of the whole row
     labelled = [[label for label, _ in values] for values in columns.values() if any(label for label, _ in values)]
     rows = tuple(zip(*([value for _, value in values] for values in columns.values()), strict=True))
