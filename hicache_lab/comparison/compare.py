@@ -131,16 +131,20 @@ class Comparison:
         """Figures recorded as predicted_X and observed_X (or measured_X), setting by setting."""
         found = []
         for setting in self.settings:
-            for name in setting.cells:
-                if not name.startswith("predicted_"):
-                    continue
+            there = dict.fromkeys(name for run in setting.runs for name in run.values)
+            for name in there:
                 bare = name.removeprefix("predicted_")
-                seen = next((n for n in (f"observed_{bare}", f"measured_{bare}", bare) if n in setting.cells), None)
-                if seen is not None:
-                    left, right = setting.cells[name], setting.cells[seen]
-                    sources = (left.source, right.source)
-                    found.append(Pair(setting.label, bare, right.unit, left.median, right.median, *sources))
+                seen = next((n for n in (f"observed_{bare}", f"measured_{bare}", bare) if n in there), None)
+                if bare != name and seen is not None:
+                    found.append(_pair(setting, bare, name, seen))
         return tuple(found)
+
+
+def _pair(setting: Setting, bare: str, predicted: str, observed: str) -> Pair:
+    left = [run.values[predicted] for run in setting.runs if predicted in run.values]
+    right = [run.values[observed] for run in setting.runs if observed in run.values]
+    middles = (median([value.number for value in left]), median([value.number for value in right]))
+    return Pair(setting.label, bare, right[0].unit, *middles, left[0].source, right[0].source)
 
 
 def compare(

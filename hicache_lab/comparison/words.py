@@ -28,7 +28,7 @@ def _interval(interval: Interval | None) -> str:
 def _delta(cell: Cell) -> str:
     if cell.delta is None:
         return ""
-    share = f" ({cell.delta_share:+.1%})" if cell.delta_share is not None else ""
+    share = f" ({cell.delta_share:+.1%})".replace("-", "−") if cell.delta_share is not None else ""
     sign = "+" if cell.delta > 0 else "" if cell.delta == 0 else "−"
     return f"{sign}{number(abs(cell.delta))}{share}"
 
