@@ -39,6 +39,9 @@ PLANS = {
     "multi_turn": lambda seed: lab.multi_turn(
         seed=seed, conversations=3, turns=4, first_tokens=20, turn_tokens=5, answer_tokens=2, system_tokens=7
     ),
+    "rounds": lambda seed: lab.rounds(
+        seed=seed, conversations=3, turns=4, first_tokens=20, turn_tokens=5, answer_tokens=2
+    ),
     "shared_prefix": lambda seed: lab.shared_prefix(
         seed=seed, groups=3, prompts_per_group=4, prefix_tokens=30, suffix_tokens=5, answer_tokens=2
     ),
@@ -64,6 +67,14 @@ def test_requests_and_tokens_are_counted_with_their_history() -> None:
     assert plan.requests == 12
     # turns of 27, 5, 5, 5 new tokens and 2 answer tokens each, every prompt repeating what was before
     assert plan.most_tokens == 3 * (29 + 36 + 43 + 50)
+
+
+def test_every_conversation_has_its_turn_before_any_comes_back() -> None:
+    plan = PLANS["rounds"](0)
+    turns = [[session.turns[0].tokens for session in phase.sessions] for phase in plan.phases]
+    assert [(len(prompts), len(prompts[0])) for prompts in turns] == [(3, 20), (3, 25), (3, 30), (3, 35)]
+    for before, after in pairwise(turns):
+        assert [prompt[: len(said)] for said, prompt in zip(before, after, strict=True)] == before
 
 
 def test_prompts_of_a_group_share_their_prefix_and_nothing_else() -> None:

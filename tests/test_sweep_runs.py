@@ -80,6 +80,7 @@ def test_a_broken_point_is_recorded_and_the_grid_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parents[1]))
     plan_of(
         tmp_path,
         "label: story\naxes: {size_gb: [48, 13, 300]}\nparameters: {seconds: 0}\ncompare: {baseline: size_gb=48}\n",

@@ -155,6 +155,50 @@ def multi_turn(
     return Plan("multi_turn", seed, (Phase("conversations", sessions),), form, parameters)
 
 
+def rounds(
+    *,
+    seed: int,
+    conversations: int,
+    turns: int,
+    first_tokens: int,
+    turn_tokens: int,
+    answer_tokens: int,
+    form: Form = "ids",
+) -> Plan:
+    """Conversations that take turns: each has its turn before any of them comes back, as users do who read and type.
+
+    One session at a time sends them in an order that is known, so a cache of a known size forgets a known part of them.
+    Answers are not sent back: a turn is what was said before and something new.
+
+    Args:
+        seed: of the prompts.
+        conversations: how many.
+        turns: of each; one phase a turn.
+        first_tokens: the first message.
+        turn_tokens: every later message.
+        answer_tokens: every answer.
+        form: ids or text.
+    """
+    _positive(conversations=conversations, turns=turns, first_tokens=first_tokens, turn_tokens=turn_tokens)
+    draw = _Drawer(seed)
+    whole = [draw(first_tokens + (turns - 1) * turn_tokens) for _ in range(conversations)]
+    phases = tuple(
+        Phase(
+            f"turn {turn + 1}",
+            tuple(Session((Turn(said[: first_tokens + turn * turn_tokens], answer_tokens),)) for said in whole),
+        )
+        for turn in range(turns)
+    )
+    parameters = {
+        "conversations": conversations,
+        "turns": turns,
+        "first_tokens": first_tokens,
+        "turn_tokens": turn_tokens,
+        "answer_tokens": answer_tokens,
+    }
+    return Plan("rounds", seed, phases, form, parameters)
+
+
 def shared_prefix(
     *,
     seed: int,
@@ -237,6 +281,7 @@ def plan_of(name: str, seed: int, parameters: Mapping[str, Any]) -> Plan:
     """
     makers: dict[str, Callable[..., Plan]] = {
         "multi_turn": multi_turn,
+        "rounds": rounds,
         "shared_prefix": shared_prefix,
         "random": random_prompts,
         "write_evict_read": write_evict_read,

@@ -15,7 +15,7 @@ from hicache_lab.server.description import Description
 from hicache_lab.traces import read_trace
 
 DESCRIPTION_FILE = "server.json"
-WORKLOADS = ("write_evict_read", "multi_turn", "shared_prefix", "random", "trace_replay")
+WORKLOADS = ("write_evict_read", "multi_turn", "rounds", "shared_prefix", "random", "trace_replay")
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,9 @@ def make_plan(
             evict_tokens=evict,
         )
     later = max(prompt_tokens // 4, 1)
-    if workload == "multi_turn":
-        return load.multi_turn(
+    if workload in {"multi_turn", "rounds"}:
+        talk = load.multi_turn if workload == "multi_turn" else load.rounds
+        return talk(
             seed=seed,
             conversations=prompts,
             turns=3,

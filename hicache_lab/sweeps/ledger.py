@@ -7,7 +7,6 @@ after an interrupt, after a kill -9, and after the grid was extended.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from typing import Any
 from hicache_lab.errors import HostError, InputError, UsageError
 from hicache_lab.runs import Failure, RunResult, load_result
 from hicache_lab.runs.recording import write_json
-from hicache_lab.runs.results import RESULT_FILE
+from hicache_lab.runs.results import RESULT_FILE, read_record
 
 SCHEMA = "hicache-lab/sweep"
 SCHEMA_VERSION = 1
@@ -116,18 +115,7 @@ def load_sweep(folder: Path) -> SweepRecord:
         InputError: not a sweep's folder, another schema or version, or a field of another form.
     """
     path = folder / SWEEP_FILE
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{folder} is not a sweep folder: {SWEEP_FILE} cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error})") from error
-    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        raise InputError(f'{path}: expected "schema": "{SCHEMA}"')
-    if raw.get("schema_version") != SCHEMA_VERSION:
-        version = raw.get("schema_version")
-        raise InputError(f"{path}: schema_version {version!r}; this hicache-lab reads version {SCHEMA_VERSION}")
-    fields = {name: value for name, value in raw.items() if name not in {"schema", "schema_version"}}
+    fields = read_record(path, SCHEMA, SCHEMA_VERSION, what="sweep")
     try:
         fields["points"] = tuple(_point(point) for point in fields["points"])
         fields["metrics"] = tuple(fields["metrics"])
