@@ -22,7 +22,8 @@ def launch(ranks: int) -> Iterator[str]:
     """The lines of a start-up."""
     at = f"[{START:%Y-%m-%d %H:%M:%S}"
     yield (
-        f"{at}] server_args=ServerArgs(model_path='kimi', tp_size={ranks}, pp_size=1, dp_size=1, nnodes=1, page_size=1, "
+        f"{at}] server_args=ServerArgs(model_path='kimi', tp_size={ranks}, pp_size=1, dp_size=1, nnodes=1, "
+        f"page_size=1, "
         "enable_hierarchical_cache=True, hicache_ratio=2.0, hicache_size=0)"
     )
     for rank in range(ranks):
@@ -40,7 +41,10 @@ def other(rng: random.Random) -> str:
     """One line that is not a batch line, without its prefix."""
     draw = rng.random()
     if draw < 0.90:
-        return f'INFO:     10.0.0.{rng.randrange(1, 250)}:{rng.randrange(30000, 60000)} - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+        return (
+            f'INFO:     10.0.0.{rng.randrange(1, 250)}:{rng.randrange(30000, 60000)} - "POST '
+            f'/v1/chat/completions HTTP/1.1" 200 OK'
+        )
     if draw < 0.97:
         return "Cache flushed successfully!"
     if draw < 0.995:
@@ -74,9 +78,12 @@ def lines(count: int, seed: int, ranks: int = 8) -> Iterator[str]:
             )
         elif draw < 0.95:
             yield (
-                f"{at} TP{index % ranks}] Prefill batch, #new-seq: {rng.randrange(1, 9)}, #new-token: {rng.randrange(1, 8193)}, "
-                f"#cached-token: {rng.randrange(60000)}, token usage: {rng.random():.2f}, #running-req: {rng.randrange(65)}, "
-                f"#queue-req: {rng.randrange(200)}, cuda graph: False, input throughput (token/s): {rng.uniform(500, 20000):.2f}"
+                f"{at} TP{index % ranks}] Prefill batch, #new-seq: {rng.randrange(1, 9)}, #new-token: "
+                f"{rng.randrange(1, 8193)}, "
+                f"#cached-token: {rng.randrange(60000)}, token usage: {rng.random():.2f}, #running-req: "
+                f"{rng.randrange(65)}, "
+                f"#queue-req: {rng.randrange(200)}, cuda graph: False, input throughput (token/s): "
+                f"{rng.uniform(500, 20000):.2f}"
             )
         else:
             message = other(rng)

@@ -147,6 +147,10 @@ class ReleaseRules:
     cgroup_credits_page_cache: bool = False
     cgroup_fallback: bool = False
     auto_size: bool = False
+    # a decode server's own host pool
+    decode_retraction_ratio: float | None = None
+    decode_retraction_holds_a_request: bool = False
+    decode_shared_ratio: float = 2.0
     # how the memory is taken
     allocation: Allocation = "zero_filled"
     # texts
@@ -398,12 +402,15 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
         {
             "draft": "packed",
             "trtllm_mha_pages": (16, 32, 128, 64),
+            "decode_retraction_ratio": 1.0,
+            "decode_shared_ratio": 1.0,
             "dsa_draft_like_device": True,
             "resolves_ratio": True,
             "dcp_speculation": frozenset({"DSPARK"}),
         },
         "mem_cache/pool_host/mha.py, mla.py packed MTP layers; server_args.py _handle_hicache_ratio_default; "
-        "mem_cache/hybrid_cache/hybrid_pool_assembler.py build_full_draft_pools",
+        "mem_cache/hybrid_cache/hybrid_pool_assembler.py build_full_draft_pools; "
+        "mem_cache/kv_cache_builder.py resolve_decode_retraction_backup",
     ),
     (
         "0.5.19",
@@ -412,6 +419,8 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
             "guard_divides_by_ranks": True,
             "swa_needs_unified_tree": frozenset(),
             "buffer_only_ratio": 1.2,
+            "decode_retraction_ratio": 0.2,
+            "decode_shared_ratio": 2.0,
             "host_memory_mode": True,
             "swa_architectures": _LLAMA4 | _MIMO | _GPT_OSS | _GEMMA4 | _DSV4 | _SWA_SINK,
         },
@@ -433,6 +442,7 @@ CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
             "era": "H",
             "guard_reads_cgroup": True,
             "auto_size": True,
+            "decode_retraction_holds_a_request": True,
             "default_host_memory_fraction": 0.8,
             "host_capacity_overrides": True,
             "pp_refuses_mtp": False,

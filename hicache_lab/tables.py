@@ -11,6 +11,7 @@ from hicache_lab.launch.flags import known_flags
 from hicache_lab.preflight import Advice, Answer, Question, assess, with_ratio, with_size
 from hicache_lab.releases import CHANGES, ReleaseRules, parse_version
 from hicache_lab.sizing.rank import resident_bytes
+from hicache_lab.source import Reading
 from hicache_lab.units import gb
 
 Rows = list[dict[str, Any]]
@@ -189,3 +190,21 @@ def host_rows(host: HostMemory) -> Rows:
         "obtainable by this process": host.effective_available_bytes,
     }
     return [{"fact": name, "GB": round(gb(value), 1)} for name, value in facts.items() if value is not None]
+
+
+def reading_rows(reading: Reading | None) -> Rows:
+    """What an SGLang tree's own host-pool code does, one row a fact, differing ones first; () without a tree."""
+    if reading is None:
+        return []
+    differs = {one.name: one.expected for one in reading.differences}
+    rows = [
+        {
+            "fact": name,
+            "the tree": fact.value,
+            "the rules": differs.get(name, "the same"),
+            "where": str(fact.line or ""),
+            "its words": fact.says,
+        }
+        for name, fact in reading.facts.items()
+    ]
+    return sorted(rows, key=lambda row: row["the rules"] == "the same")

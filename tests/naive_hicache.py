@@ -156,7 +156,9 @@ class NaiveHiCache:
         return True
 
     def key(self, part: Part) -> tuple[int, ...]:
-        return {"lru": (part.seen,), "lfu": (part.hits, part.seen), "slru": (int(part.hits >= 2), part.seen)}[self.evict]
+        return {"lru": (part.seen,), "lfu": (part.hits, part.seen), "slru": (int(part.hits >= 2), part.seen)}[
+            self.evict
+        ]
 
     def free_host(self, wanted: int) -> None:
         freed = 0

@@ -39,7 +39,9 @@ def test_a_dask_cluster_of_processes_gives_the_same(tmp_path: Path) -> None:
         Client(cluster) as client,
     ):
         executor = client.get_executor()
-        found = {point: result.cached_tokens.tolist() for point, result in replays(WORKLOADS[0], POINTS, executor=executor)}
+        found = {
+            point: result.cached_tokens.tolist() for point, result in replays(WORKLOADS[0], POINTS, executor=executor)
+        }
         ceilings = {load: curve.ceiling for load, curve in curves(WORKLOADS, executor=executor)}
         assert len(client.scheduler_info()["workers"]) == 2
     assert found == expected

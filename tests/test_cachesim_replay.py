@@ -216,8 +216,6 @@ def test_tlru_drops_the_safe_tail_of_a_conversation_first() -> None:
 @pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "priority", "tlru"])
 def test_every_policy_of_the_newest_release_runs(policy: str) -> None:
     trace = generate("agentic", sessions=30, steps=6.0, seed=2)
-    found = replay(
-        trace, ReplaySettings(40_000, 120_000, page_size=64, eviction=EvictionPolicy(policy), concurrency=4)
-    )
+    found = replay(trace, ReplaySettings(40_000, 120_000, page_size=64, eviction=EvictionPolicy(policy), concurrency=4))
     assert 0 < found.total_rate < 1
     assert np.all(found.cached_tokens <= trace.input_tokens)

@@ -117,3 +117,84 @@ def test_as_a_process() -> None:
         [sys.executable, "-m", "hicache_lab", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("hicache-lab ")
+
+
+LLAMA = ["--model", "llama-3.1-8b", "--sglang-version", "0.5.8", "--host-ram", "100GB"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--device-kv-gb", "nan"],
+        ["--device-kv-gb", "inf"],
+        ["--tp-size", "99999999"],
+        ["--dp-size", "1000000000"],
+        ["--page-size", "10000000000000000000000"],
+        ["--swa-full-tokens-ratio", "0"],
+        ["--swa-full-tokens-ratio", "1.5"],
+        ["--mamba-full-memory-ratio", "-1"],
+        ["--max-mamba-cache-size", "0"],
+        ["--draft-model", "deepseek-v4-pro"],
+        ["--kv-cache-dtype", "fp4_e2m1"],
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *LLAMA, "--hicache-size", "3", *words]) == 2
+    captured = capsys.readouterr()
+    assert words[0] in captured.err
+    assert captured.out == ""
+
+
+def test_a_decode_server_builds_a_host_pool_without_hicache(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["--", "python", "-m", "sglang.launch_server", "--model-path", "llama-3.1-8b", "--tp", "8"]
+    decode = [*line, "--disaggregation-mode", "decode"]
+    found = {}
+    for version in ("0.5.17", "0.5.18", "0.5.19"):
+        facts = ["--sglang-version", version, "--host-ram", "1000GB", "--device-tokens", "100000", "--json"]
+        assert main(["preflight", *facts, *decode]) == 0
+        found[version] = json.loads(capsys.readouterr().out)
+    assert found["0.5.17"]["host_bytes"] == 0
+    assert found["0.5.18"]["resolved_ratio"] == 1.0
+    assert found["0.5.19"]["resolved_ratio"] == 0.2
+    assert any("retracted" in note for note in found["0.5.18"]["launch_notes"])
+    chosen = [*decode, "--disaggregation-decode-retraction-backup", "cpu_tensor"]
+    facts = ["--sglang-version", "0.5.18", "--host-ram", "1000GB", "--device-tokens", "100000", "--json"]
+    assert main(["preflight", *facts, *chosen]) == 0
+    assert json.loads(capsys.readouterr().out)["host_bytes"] == 0
+
+
+def test_a_decode_pool_holds_one_request_from_0_5_21_on(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["--", "python", "-m", "sglang.launch_server", "--model-path", "llama-3.1-8b", "--context-length", "65537"]
+    facts = ["--sglang-version", "0.5.22", "--host-ram", "1000GB", "--device-tokens", "131072", "--json"]
+    assert main(["preflight", *facts, *line, "--disaggregation-mode", "decode"]) == 0
+    assert json.loads(capsys.readouterr().out)["resolved_ratio"] == pytest.approx(0.5)
+
+
+def test_the_container_of_a_pasted_line_limits_this_host(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "docker run --memory 64m lmsysorg/sglang:v0.5.18 python -m sglang.launch_server --model-path llama-3.1-8b"
+    words = ["preflight", "--this-host", "--json", "--", *line.split(), "--enable-hierarchical-cache"]
+    assert main([*words, "--hicache-size", "1"]) == 3
+    assert json.loads(capsys.readouterr().out)["available_bytes"] <= 64 * 2**20
+
+
+def test_max_says_why_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["max", "--model", "phi-4", "--tp-size", "4", "--sglang-version", "0.5.23", "--host-ram", "500GB"]) == 3
+    assert "10 KV heads" in capsys.readouterr().out
+    v4 = ["max", "--model", "deepseek-v4-pro", "--sglang-version", "0.5.17", "--host-ram", "999GB"]
+    assert main([*v4, "--device-tokens", "100000"]) == 0
+    assert "take no --hicache-size" in capsys.readouterr().out
+
+
+def test_a_flag_that_the_release_does_not_have_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "llama-3.1-8b", "--host-ram", "100GB", "--device-tokens", "1000", "--json"]
+    assert main([*words, "--sglang-version", "0.4.5.post2", "--hicache-size", "3"]) == 3
+    assert "unrecognized arguments: --hicache-size" in json.loads(capsys.readouterr().out)["message"]
+    assert main([*words, "--sglang-version", "0.4.5.post2"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+
+
+def test_nothing_is_advised_for_a_host_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "llama-3.1-8b", "--sglang-version", "0.5.8", "--hicache-size", "3"]) == 1
+    out = capsys.readouterr().out
+    assert "1 rank × 3.00 GB" in out
+    assert "do:" not in out

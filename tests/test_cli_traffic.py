@@ -9,6 +9,8 @@ from hicache_lab.resources import data_dir
 TRACE = str(data_dir() / "traces" / "mooncake_synthetic.jsonl.zst")
 KIMI = ["--model", "kimi-k2.5", "--sglang-version", "0.5.8", "--tp-size", "8", "--device-tokens", "116_000"]
 
+SMALL = ["simulate", TRACE, "--device-tokens", "90000"]
+
 
 def answered(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
     assert main([*words, "--json"]) == 0
@@ -98,12 +100,11 @@ def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
         (["curve", TRACE, "--device-tokens", "500000", "--prefill-tokens-per-s", "5"], 2, "time saved needs"),
         (["curve", TRACE, "--block-tokens", "16"], 1, "does not fit 16"),
         (["simulate", TRACE], 2, "--device-tokens"),
-        (["simulate", TRACE, "--device-tokens", "90000", "--hicache-ratio", "2"], 2, "needs --model"),
+        (["simulate", TRACE, "--device-tokens", "90000", "--hicache-ratio", "2"], 2, "need --model"),
         (["simulate", TRACE, "--device-tokens", "90000", "--host-tokens", "1,2"], 2, "takes one size"),
         (["simulate", TRACE, "--device-tokens", "90000", "--page-size", "48"], 2, "neither a divisor"),
-        (["simulate", TRACE, "--device-tokens", "90000", "--radix-eviction-policy", "tlru", "--sglang-version", "0.5.8"],
-         2, "takes lru, lfu"),
-        (["simulate", TRACE, "--device-tokens", "9000000", "--radix-eviction-policy-config", "nope"], 2, "expected JSON"),
+        ([*SMALL, "--radix-eviction-policy", "tlru", "--sglang-version", "0.5.8"], 2, "takes lru, lfu"),
+        ([*SMALL, "--radix-eviction-policy-config", "nope"], 2, "expected JSON"),
         (["simulate", TRACE, "--device-tokens", "90000", "--by-request", "/nonexistent/rows.csv"], 2, "--by-request"),
     ],
 )  # fmt: skip

@@ -198,6 +198,10 @@ if "child" in mode and os.fork() == 0:
     time.sleep(60)
 if "stubborn" in mode:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if "usage" in mode:
+    print("usage: sglang serve [--many]")
+    print("sglang serve: error: argument --hicache-size: invalid int value: 'x'")
+    sys.exit(2)
 if "refuse" in mode:
     print("ValueError: Not enough host memory available. Requesting 7.00 GB but only have 3.75 GB free.", flush=True)
     sys.exit(1)
@@ -301,6 +305,18 @@ def test_the_reason_of_a_refused_start_is_sglangs_own(fake, tmp_path: Path) -> N
     assert "before it was ready" in str(caught.value)
     assert str(tmp_path / "cpuserver" / "servers" / "default" / "server.log") in str(caught.value)
     assert not (tmp_path / "cpuserver" / "servers" / "default" / "state.json").exists()
+
+
+def test_a_flag_that_sglang_does_not_take_is_named_without_its_usage(fake) -> None:
+    with pytest.raises(ServerError, match="error: argument --hicache-size: invalid int value: 'x'") as caught:
+        fake("usage")
+    assert "--many" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_named(capsys) -> None:
+    for words in (["install"], ["start"]):
+        assert main(["server", *words, "--home", "/proc/no"]) == 1
+        assert "cannot be made" in capsys.readouterr().err
 
 
 def test_a_start_that_hangs_is_given_up_and_stopped(fake, tmp_path: Path) -> None:

@@ -775,3 +775,17 @@ def test_a_row_of_the_architecture_table_makes_sense(name: str) -> None:
     assert set(row.layers) <= set(DECODERS) | rules
     assert not rules & set(row.layers[:-1]), "a rule comes last, keys of the file before it"
     assert bool(row.state) == (any(key in row.layers for key in LINEAR_KEYS) and "MiniMaxM2" not in name)
+
+
+def test_until_0_5_5_the_last_stage_has_all_that_does_not_divide() -> None:
+    kimi = load_geometry("kimi-k2.5")
+    stages = [kimi.layers_of_stage(8, stage, remainder="last_stage") for stage in range(8)]
+    assert [part.stop - part.start for part in stages] == [7] * 7 + [12]
+    assert (stages[0].start, stages[-1].stop) == (0, 61)
+
+
+@pytest.mark.parametrize("partition", [(30, 30), (61,), (62, -1), (0, 61)])
+def test_a_partition_must_cover_the_layers(partition: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="SGLANG_PP_LAYER_PARTITION"):
+        load_geometry("kimi-k2.5").layers_of_stage(2, 0, partition=partition)
+    assert load_geometry("kimi-k2.5").layers_of_stage(2, 1, partition=(40, 21)) == slice(40, 61)

@@ -131,7 +131,8 @@ def test_unrecognised_input_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("code", [-3, -6, 1])
 def test_boilerplate_about_oom_is_not_a_kill(tmp_path: Path, code: int) -> None:
     text = (
-        f"RuntimeError: Rank 0 scheduler died during initialization (exit code: {code}). If exit code is -9 (SIGKILL), a common "
+        f"RuntimeError: Rank 0 scheduler died during initialization (exit code: {code}). If exit code is -9 "
+        f"(SIGKILL), a common "
         "cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check."
     )
     assert found(server(tmp_path, text)) == [("process_died", "cause")]
@@ -140,7 +141,10 @@ def test_boilerplate_about_oom_is_not_a_kill(tmp_path: Path, code: int) -> None:
 
 
 def test_number_of_a_kill_may_be_137(tmp_path: Path) -> None:
-    line = AT.format(9, "TP0") + "Subprocess scheduler_3 (pid=4242) crashed with exit code 137. Triggering SIGQUIT for cleanup..."
+    line = (
+        AT.format(9, "TP0")
+        + "Subprocess scheduler_3 (pid=4242) crashed with exit code 137. Triggering SIGQUIT for cleanup..."
+    )
     assert ("kernel_oom_kill", "cause") in found(server(tmp_path, line))
 
 
@@ -154,7 +158,8 @@ def test_staggered_refusal_wins_over_the_refusal(tmp_path: Path) -> None:
 def test_side_pool_refused_on_top_of_the_flag(tmp_path: Path) -> None:
     side = (
         AT.format(6, "TP0") + "Scheduler hit an exception: Traceback (most recent call last):\n"
-        "ValueError: Not enough host memory for DSA indexer hierarchical cache. Requesting 34.38 GB but only have 20.00 GB free."
+        "ValueError: Not enough host memory for DSA indexer hierarchical cache. Requesting 34.38 GB but only have "
+        "20.00 GB free."
     )
     log = server(tmp_path, pool("TP0", 150), side, args="tp_size=1, hicache_size=150")
     causes = dict(found(log))
@@ -176,7 +181,10 @@ def test_side_pools_decide_where_the_flag_alone_fits(tmp_path: Path) -> None:
 
 def test_power_of_two_rounding_of_old_releases(tmp_path: Path) -> None:
     lines = [pool(f"TP{rank}", 40) for rank in range(4)]
-    dead = "[2026-01-02 03:04:09] Rank 0 scheduler is dead. Please check if there are relevant logs.\n[2026-01-02 03:04:09] Exit code: -9"
+    dead = (
+        "[2026-01-02 03:04:09] Rank 0 scheduler is dead. Please check if there are relevant logs.\n[2026-01-02 "
+        "03:04:09] Exit code: -9"
+    )
     log = server(tmp_path, *lines, dead, args="tp_size=4, hicache_size=40")
     d = result(log, host_ram_bytes=256 * GB, available_bytes=250 * GB, release="0.5.3")
     causes = {f.cause: f for f in d.findings}
@@ -185,12 +193,17 @@ def test_power_of_two_rounding_of_old_releases(tmp_path: Path) -> None:
     assert "power_of_two_rounding" not in {f.cause for f in later.findings}
 
 
-KERNEL_CGROUP = """\
-Jan 02 03:04:07 node kernel: sglang::schedul invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=984
-Jan 02 03:04:07 node kernel: memory: usage 209715200kB, limit 209715200kB, failcnt 91
-Jan 02 03:04:07 node kernel: oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/kubepods/pod1,task_memcg=/kubepods/pod1,task=sglang::schedul,pid=77,uid=0
-Jan 02 03:04:07 node kernel: Memory cgroup out of memory: Killed process 77 (sglang::schedul) total-vm:10kB, anon-rss:100000kB, file-rss:0kB, shmem-rss:50000kB, UID:0
-"""
+KERNEL_CGROUP = "".join(
+    f"Jan 02 03:04:07 node kernel: {line}\n"
+    for line in (
+        "sglang::schedul invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=984",
+        "memory: usage 209715200kB, limit 209715200kB, failcnt 91",
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/kubepods/pod1,"
+        "task_memcg=/kubepods/pod1,task=sglang::schedul,pid=77,uid=0",
+        "Memory cgroup out of memory: Killed process 77 (sglang::schedul) total-vm:10kB, anon-rss:100000kB, "
+        "file-rss:0kB, shmem-rss:50000kB, UID:0",
+    )
+)
 
 
 def test_container_limit_from_the_kernel(tmp_path: Path) -> None:
@@ -210,7 +223,8 @@ def test_container_limit_from_the_kernel(tmp_path: Path) -> None:
 def test_hugepages_hide_memory(tmp_path: Path) -> None:
     memory = tmp_path / "meminfo.txt"
     memory.write_text(
-        f"2026-01-02 03:04:01\nMemTotal:       {1772 * MIB} kB\nMemFree:        {120 * MIB} kB\nMemAvailable:   {110 * MIB} kB\n"
+        f"2026-01-02 03:04:01\nMemTotal:       {1772 * MIB} kB\nMemFree:        {120 * MIB} kB\nMemAvailable:   "
+        f"{110 * MIB} kB\n"
         "HugePages_Total:    1582\nHugePages_Free:     1582\nHugepagesize:    1048576 kB\n"
     )
     (sample,) = read_memory(str(memory))
@@ -224,17 +238,27 @@ def test_hugepages_hide_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "cause"),
     [
-        (["RuntimeError: cudaHostRegister failed (rc=1, invalid argument) for ptr=0x7f size=34760392704; host buffer is not pinned"], "pinning_failure"),
-        (["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 616.00 MiB. GPU 0 has a total capacity of 94.97 GiB of which 300.00 MiB is free."], "gpu_oom"),
-        (["AssertionError: The host memory should be larger than the device memory with the current protocol"], "host_smaller_than_device"),
-        ([AT.format(5, "TP0") + "HiCache kv host pool (50048 tokens) is smaller than the device pool (116032 tokens);L2 cache effectiveness is reduced."], "host_smaller_than_device"),
-        ([AT.format(5, "TP0") + "KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 2187, #new_token_ratio: 0.0980 -> 0.2747"], "kv_pool_full"),
-        ([AT.format(5, "TP0") + "Page first layout is not compatible, switching to page_first_direct layout for direct io backend"], "settings_rewritten"),
+        (["RuntimeError: cudaHostRegister failed (rc=1, invalid argument) for ptr=0x7f size=34760392704; host "
+        "buffer is not pinned"], "pinning_failure"),
+        (["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 616.00 MiB. GPU 0 has a total capacity of "
+        "94.97 GiB of which 300.00 MiB is free."], "gpu_oom"),
+        (["AssertionError: The host memory should be larger than the device memory with the current protocol"],
+         "host_smaller_than_device"),
+        ([AT.format(5, "TP0") + "HiCache kv host pool (50048 tokens) is smaller than the device pool (116032 "
+        "tokens);L2 cache effectiveness is reduced."], "host_smaller_than_device"),
+        ([AT.format(5, "TP0") + "KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: "
+        "2187, #new_token_ratio: 0.0980 -> 0.2747"], "kv_pool_full"),
+        ([AT.format(5, "TP0") + "Page first layout is not compatible, switching to page_first_direct layout for "
+        "direct io backend"], "settings_rewritten"),
         ([AT.format(5, "TP0") + "Watchdog timeout (self.watchdog_timeout=300)"], "watchdog"),
-        (["[rank3]:[E102 03:04:05.678901234 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=120, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600060 milliseconds"], "collective_timeout"),
-        ([AT.format(5, "TP0") + "load_back: FAILED to load 512 tokens for node 42 even after eviction (evictable_size=0)"], "host_pool_pressure"),
+        (["[rank3]:[E102 03:04:05.678901234 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=120, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran "
+        "for 600060 milliseconds"], "collective_timeout"),
+        ([AT.format(5, "TP0") + "load_back: FAILED to load 512 tokens for node 42 even after eviction "
+        "(evictable_size=0)"], "host_pool_pressure"),
         ([AT.format(5, "TP0") + "Write page to storage: 16 pages failed."], "storage_failure"),
-        ([AT.format(5, "TP0") + "Scheduler hit an exception: Traceback (most recent call last):", "KeyError: 'x'"], "unclassified_exception"),
+        ([AT.format(5, "TP0") + "Scheduler hit an exception: Traceback (most recent call last):", "KeyError: 'x'"],
+         "unclassified_exception"),
     ],
 )  # fmt: skip
 def test_single_causes(tmp_path: Path, lines: list[str], cause: str) -> None:
@@ -253,8 +277,14 @@ def test_consequences_come_after_their_cause(tmp_path: Path) -> None:
 
 
 def test_low_reuse_needs_more_tokens_than_the_tiers(tmp_path: Path) -> None:
-    prefill = "Prefill batch, #new-seq: 1, #new-token: {}, #cached-token: {}, token usage: 0.50, #running-req: 1, #queue-req: 0"
-    head = [AT.format(1, "TP0") + "max_total_num_tokens=1000, context_len=4096, available_gpu_mem=6.10 GB", pool("TP0", 1)]
+    prefill = (
+        "Prefill batch, #new-seq: 1, #new-token: {}, #cached-token: {}, token usage: 0.50, #running-req: 1, "
+        "#queue-req: 0"
+    )
+    head = [
+        AT.format(1, "TP0") + "max_total_num_tokens=1000, context_len=4096, available_gpu_mem=6.10 GB",
+        pool("TP0", 1),
+    ]
     cold = [AT.format(10, "TP0") + prefill.format(500, 5) for _ in range(60)]
     warm = [AT.format(10, "TP0") + prefill.format(500, 500) for _ in range(60)]
     assert found(server(tmp_path, *head, *cold, args="tp_size=1")) == [("low_reuse", "cause")]
@@ -289,7 +319,8 @@ MEMORY_FORMS = {
     "node_memory_MemAvailable_bytes 9e+09 1767323045000\nnode_memory_MemTotal_bytes 4.49e+11 1767323047000\n"
     "node_memory_MemAvailable_bytes 8e+09 1767323047000\n",
     "csv": "Time, Mem total GB, available_gib\n2026-01-02T03:04:05Z, 449, 8.4\n",
-    "meminfo": "MemTotal:  438476562 kB\nMemFree: 1 kB\nMemAvailable: 8789062 kB\nMemTotal:  438476562 kB\nMemAvailable: 8789062 kB\n",
+    "meminfo": "MemTotal:  438476562 kB\nMemFree: 1 kB\nMemAvailable: 8789062 kB\nMemTotal:  438476562 "
+    "kB\nMemAvailable: 8789062 kB\n",
 }
 
 
@@ -343,7 +374,9 @@ def test_watch_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_timeline_of_the_seed_is_in_order() -> None:
-    facts = gather([str(SEED / "server.log")], kernel_logs=[str(SEED / "kernel.log")], memory=[str(SEED / "memory.csv")])
+    facts = gather(
+        [str(SEED / "server.log")], kernel_logs=[str(SEED / "kernel.log")], memory=[str(SEED / "memory.csv")]
+    )
     moments = timeline(facts)
     timed = [m.at for m in moments if m.at is not None]
     assert timed == sorted(timed)
@@ -354,7 +387,11 @@ def test_timeline_of_the_seed_is_in_order() -> None:
 
 
 def test_terminal_escapes_in_a_log_are_shown_not_obeyed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = server(tmp_path, AT.format(5, "TP0") + "Scheduler hit an exception: Traceback (most recent call last):", "KeyError: '\x1b]0;owned\x07\x9b2J'")
+    log = server(
+        tmp_path,
+        AT.format(5, "TP0") + "Scheduler hit an exception: Traceback (most recent call last):",
+        "KeyError: '\x1b]0;owned\x07\x9b2J'",
+    )
     assert main(["diagnose", log]) == 3
     out = capsys.readouterr().out
     assert "\x1b" not in out

@@ -13,7 +13,7 @@ LAYERS = [
     {"geometry", "models", "releases", "host", "launch", "traces"},
     {"sizing", "resolution", "logs", "cachesim", "server"},
     {"preflight", "incident", "replay", "load", "source", "vectors"},
-    {"casefile", "figures", "hosttier", "runs", "tables", "cpuserver", "serverrun"},
+    {"casefile", "comparison", "figures", "hosttier", "payoff", "runs", "tables", "cpuserver", "serverrun"},
     {"widgets", "sweeps", "report"},
     {"cli"},
 ]

@@ -39,6 +39,9 @@ PLANS = {
     "multi_turn": lambda seed: lab.multi_turn(
         seed=seed, conversations=3, turns=4, first_tokens=20, turn_tokens=5, answer_tokens=2, system_tokens=7
     ),
+    "rounds": lambda seed: lab.rounds(
+        seed=seed, conversations=3, turns=4, first_tokens=20, turn_tokens=5, answer_tokens=2
+    ),
     "shared_prefix": lambda seed: lab.shared_prefix(
         seed=seed, groups=3, prompts_per_group=4, prefix_tokens=30, suffix_tokens=5, answer_tokens=2
     ),
@@ -53,11 +56,25 @@ def test_the_same_seed_gives_the_same_prompts_and_another_seed_others(make) -> N
     assert make(7).phases != make(8).phases
 
 
+@pytest.mark.parametrize("make", PLANS.values(), ids=PLANS)
+def test_a_plan_can_be_made_again_from_its_record(make) -> None:
+    plan = make(7)
+    assert lab.plan_of(plan.name, plan.seed, {**plan.parameters, "form": plan.form, "warmup": 3}) == plan
+
+
 def test_requests_and_tokens_are_counted_with_their_history() -> None:
     plan = PLANS["multi_turn"](0)
     assert plan.requests == 12
     # turns of 27, 5, 5, 5 new tokens and 2 answer tokens each, every prompt repeating what was before
     assert plan.most_tokens == 3 * (29 + 36 + 43 + 50)
+
+
+def test_every_conversation_has_its_turn_before_any_comes_back() -> None:
+    plan = PLANS["rounds"](0)
+    turns = [[session.turns[0].tokens for session in phase.sessions] for phase in plan.phases]
+    assert [(len(prompts), len(prompts[0])) for prompts in turns] == [(3, 20), (3, 25), (3, 30), (3, 35)]
+    for before, after in pairwise(turns):
+        assert [prompt[: len(said)] for said, prompt in zip(before, after, strict=True)] == before
 
 
 def test_prompts_of_a_group_share_their_prefix_and_nothing_else() -> None:
@@ -198,7 +215,7 @@ def test_reported_times_cover_what_the_server_did(scheduled, api) -> None:
     result = lab.run_load(url, plan, pace=lab.Pace(concurrency=4), target=lab.Target(api=api), warmup=2, progress=False)
     assert result.ended == "complete"
     assert len(result.succeeded) == 12
-    assert len(result.records) == 14
+    assert [record.index for record in result.records] == [-2, -1, *range(1, 13)]
     told = truth(log, earlier, 14)
     sent = sorted(entry["sent_s"][0] for entry in told)
     # a client cannot see a token before it was sent: its mean is above the server's own, by a bounded delay
@@ -297,13 +314,25 @@ def test_caps_stop_the_load_and_say_so(scheduled) -> None:
     assert all(record.error is None for record in short.records)  # those under way were answered
 
 
+def after(log: Path, requests: int, action) -> threading.Thread:
+    """Act once the server has logged so many requests: no fixed time is right on a busy machine."""
+
+    def wait() -> None:
+        while not log.exists() or len(log.read_text().splitlines()) < requests:
+            time.sleep(0.05)
+        action()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
 def test_interrupting_keeps_what_was_measured(scheduled, tmp_path: Path) -> None:
-    url, _ = scheduled
+    url, log = scheduled
     plan = lab.random_prompts(seed=1, prompts=500, prompt_tokens=8, answer_tokens=12)
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    thread = after(log, len(log.read_text().splitlines()) + 4, lambda: os.kill(os.getpid(), signal.SIGINT))
     result = lab.run_load(url, plan, pace=lab.Pace(concurrency=2), progress=False)
-    timer.join()
+    thread.join()
     assert result.ended == "interrupted"
     assert 0 < len(result.succeeded) < 500
     result.write(tmp_path)
@@ -311,12 +340,14 @@ def test_interrupting_keeps_what_was_measured(scheduled, tmp_path: Path) -> None
 
 
 def test_a_server_killed_in_the_middle_is_given_up(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "bench" / "schedule_server.py"), "--itl-ms", "5"]
+    log = tmp_path / "truth.jsonl"
+    command = [sys.executable, str(ROOT / "bench" / "schedule_server.py"), "--itl-ms", "5", "--log", str(log)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         url = f"http://127.0.0.1:{int(process.stdout.readline())}"
-        threading.Timer(0.8, process.kill).start()
+        thread = after(log, 4, process.kill)
         plan = lab.random_prompts(seed=1, prompts=500, prompt_tokens=8, answer_tokens=12)
         result = lab.run_load(url, plan, limits=lab.Limits(lost_after=6), progress=False)
+        thread.join()
     assert result.ended.startswith("gave up: 6 failures in a row")
     assert result.succeeded
     failed = [record for record in result.measured if record.error]

@@ -141,14 +141,19 @@ def test_catalogue_example_gives_one_event_with_its_values(row: dict[str, Any]) 
         elif name in CLASSES:
             assert isinstance(event, CLASSES[name])
         elif name == "name" and not isinstance(event, ev.ProcessDeath):
-            assert expected in (value_of(event, "label"), value_of(event, "process"), value_of(event, "pool").split(":")[-1]
+            assert expected in (value_of(event, "label"), value_of(event, "process"),
+                                value_of(event, "pool").split(":")[-1]
                                 if isinstance(event, ev.HostPool) else None)  # fmt: skip
         elif name == "label":
             assert value_of(event, "pool") == expected
         else:
             attribute, factor = NAMES.get(name, (name, 1))
-            attribute = {(ev.Rewrite, "layout"): "value", (ev.Stall, "seconds"): "timeout_s"}.get((type(event), name), attribute)
-            if isinstance(event, ev.Retraction | ev.HostPressure | ev.Storage | ev.TokenShortage) and hasattr(event, name):
+            attribute = {(ev.Rewrite, "layout"): "value", (ev.Stall, "seconds"): "timeout_s"}.get(
+                (type(event), name), attribute
+            )
+            if isinstance(event, ev.Retraction | ev.HostPressure | ev.Storage | ev.TokenShortage) and hasattr(
+                event, name
+            ):
                 attribute = name
             got = value_of(event, attribute)
             if isinstance(expected, list):
@@ -250,7 +255,8 @@ def test_interleaved_tracebacks_keep_their_rank() -> None:
         '  File "scheduler.py", line 1, in run\n'
         "[2026-01-02 03:04:05 TP1] Decode batch, #running-req: 8, #token: 5\n"
         "    raise ValueError(\n"
-        "ValueError: Not enough host memory available. Requesting 300.00 GB but only have 120.00 GB free. Please reduce\n"
+        "ValueError: Not enough host memory available. Requesting 300.00 GB but only have 120.00 GB free. Please "
+        "reduce\n"
         "\n"
         "[2026-01-02 03:04:06] Received sigquit from a child process. It usually means the child failed.\n"
     )
@@ -284,12 +290,15 @@ def test_docker_json_and_cri_parts_are_joined() -> None:
 
 
 def test_look_alikes_are_not_batch_lines() -> None:
-    (event,) = parse("[2026-01-02 03:04:05 TP0] Cache not flushed because there are pending requests. #queue-req: 2, #running-req: 7")
+    (event,) = parse(
+        "[2026-01-02 03:04:05 TP0] Cache not flushed because there are pending requests. #queue-req: 2, #running-req: 7"
+    )
     assert isinstance(event, ev.Turned)
     for line in (
         "we saw #queue-req: 2, #running-req: 7 in the log and token usage: 0.9",
         "Input token throughput (tok/s):          8570.96",
-        "INFO 01-02 03:04:05 [loggers.py:116] Engine 000: Avg prompt throughput: 0.0 tokens/s, GPU KV cache usage: 0.0%",
+        "INFO 01-02 03:04:05 [loggers.py:116] Engine 000: Avg prompt throughput: 0.0 tokens/s, GPU KV cache usage: "
+        "0.0%",
         "I think Allocating 300.00 GB host memory for hierarchical KV cache. is per rank",
         "[aiter] Decode batch, #running-req: 8, #token: 5",
         "If exit code is -9 (SIGKILL), a common cause is the OS OOM killer.",
@@ -345,6 +354,25 @@ def test_rotated_set_is_one_stream_in_order_of_time(tmp_path: Path) -> None:
     assert log.recognised_lines == whole.recognised_lines
 
 
+def test_interrupted_reading_keeps_what_it_has(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.log", tmp_path / "b.log"
+    for path in (first, second):
+        path.write_text(RECORD + "\n")
+
+    def stop(_count: int) -> None:
+        seen.append(1)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    seen: list[int] = []
+    log = read_log([first, second], keep_partial=True, on_read=stop)
+    assert log.interrupted
+    assert [run.host_bytes for run in log.runs] == [300 * GB]
+    seen = []
+    with pytest.raises(KeyboardInterrupt):
+        read_log([first, second], on_read=stop)
+
+
 def test_restart_in_one_stream_starts_a_new_run(tmp_path: Path) -> None:
     one = (FIXTURES / "0.5.10-guard-tp1-ratio05.server.log").read_text()
     two = (FIXTURES / "0.5.10-guard-tp2-size5.server.log").read_text()
@@ -370,11 +398,17 @@ def test_follow_reads_a_growing_and_a_replaced_file(tmp_path: Path) -> None:
 
 
 def test_arguments_of_a_cut_or_hostile_line() -> None:
-    (event,) = parse("[2026-01-02 03:04:05] server_args=ServerArgs(model_path='m', extra='{\"a\": [1, 2], \"tp_size\": 9}', tp_size=8, x=<Foo>, y=inf, hicache_siz")
+    (event,) = parse(
+        "[2026-01-02 03:04:05] server_args=ServerArgs(model_path='m', extra='{\"a\": [1, 2], \"tp_size\": 9}', "
+        "tp_size=8, x=<Foo>, y=inf, hicache_siz"
+    )
     assert isinstance(event, ev.ServerArgs)
     assert event.args["tp_size"] == 8
     assert event.args["model_path"] == "m"
-    (event,) = parse("[2026-01-02 03:04:05] server_args=ServerArgs(api_key='sk-secret', tp_size=2, x=__import__('os').system('true'))")
+    (event,) = parse(
+        "[2026-01-02 03:04:05] server_args=ServerArgs(api_key='sk-secret', tp_size=2, "
+        "x=__import__('os').system('true'))"
+    )
     assert isinstance(event, ev.ServerArgs)
     assert "sk-secret" not in repr(event)
     assert event.args["tp_size"] == 2

@@ -16,6 +16,7 @@ from hicache_lab.units import GB
 from hicache_lab.vectors import read_records
 
 CASES = Path(__file__).parent / "baselines" / "cases.jsonl"
+MORE = CASES.with_name("cases_more.jsonl")
 
 
 def incident(version: str = "0.5.8", **changes: object) -> Question:
@@ -23,9 +24,10 @@ def incident(version: str = "0.5.8", **changes: object) -> Question:
     return ask("kimi-k2.5", version, **(facts | changes))
 
 
-def test_every_recorded_case_agrees() -> None:
-    judged = judge_cases(record for _, record in read_records(CASES))
-    assert judged["total"] >= 16
+@pytest.mark.parametrize(("path", "least"), [(CASES, 16), (MORE, 80)], ids=["cases", "cases_more"])
+def test_every_recorded_case_agrees(path: Path, least: int) -> None:
+    judged = judge_cases(record for _, record in read_records(path))
+    assert judged["total"] >= least
     assert judged["agree"] == judged["total"], [case for case in judged["cases"] if not case["agrees"]]
 
 
@@ -117,6 +119,7 @@ def test_unsupported_pools_are_refused_with_the_words_of_the_release() -> None:
     v4 = assess(ask("deepseek-v4-pro", "0.5.17", tp_size=8, hicache_size=20, device_tokens=10**6, host_ram="1000GB"))
     assert v4.verdict == "REFUSED"
     assert v4.refusal is not None
+    assert (answer.refusal.flag if answer.refusal else "", v4.refusal.flag) == ("--model-path", "--hicache-size")
     assert "--hicache-ratio instead" in v4.refusal.message
 
 
@@ -201,3 +204,10 @@ def test_advice_is_the_largest_that_fits(version: str, ram_gb: int, tp: int) -> 
     if advice.size_gb is not None:
         assert assess(with_size(question, advice.size_gb)).verdict == "FITS"
         assert assess(with_size(question, advice.size_gb + 1)).verdict != "FITS"
+
+
+def test_an_overhead_that_fills_the_host_is_named() -> None:
+    text = explain(assess(incident(hicache_size=48, available="30GB", overhead="40GB")))
+    assert text.startswith("OOM_RISK")
+    assert "other memory (40.00 GB) alone takes all that is available" in text
+    assert "clean refusal" not in text

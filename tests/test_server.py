@@ -53,6 +53,20 @@ def test_server_info_of_a_real_server(release: str) -> None:
     assert server.ranks[0].token_capacity == 2048
 
 
+@pytest.mark.parametrize(
+    ("data", "processes", "per_replica"),
+    [
+        ({"tp_size": 8}, 8, 8),
+        ({"tp_size": 4, "pp_size": 2, "dp_size": 2}, 16, 8),  # replicas beside each other
+        ({"tp_size": 8, "dp_size": 4, "enable_dp_attention": True}, 8, 2),  # replicas inside the tensor-parallel group
+        ({"tp_size": 8, "dp_size": 1, "attn_dp_size": 4}, 8, 2),  # the same, under 0.5.23's name
+    ],
+)
+def test_processes_and_the_replicas_they_form(data, processes: int, per_replica: int) -> None:
+    server = read_server_info({"model_path": "m", **data})
+    assert (server.processes, server.processes_per_replica) == (processes, per_replica)
+
+
 def test_server_info_of_old_releases_is_flat() -> None:
     server = read_server_info({"model_path": "m", "tp_size": 8, "max_total_num_tokens": 116000, "version": "0.4.6"})
     assert (server.tp_size, server.device_tokens, server.ranks) == (8, 116000, ())

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hicache_lab.errors import UsageError
 from hicache_lab.geometry import load_geometry
 from hicache_lab.launch import LaunchConfig
 from hicache_lab.releases import RESERVE_BYTES, VERIFIED, rules_for
@@ -171,3 +172,125 @@ def test_a_pool_that_is_built_is_within_its_budget(spec: PoolSpec, version: str,
     elif done.outcome == "ValueError" and "Not enough" in (done.message or ""):
         assert done.pool is not None
         assert done.pool.requested_bytes > budget
+
+
+def launched(model: str, version: str, *options: tuple[str, str | None], **flags: object) -> RankPlanner:
+    """A planner for a launch with options that have no field of their own."""
+    env = flags.pop("env", ())
+    config = LaunchConfig(enable_hierarchical_cache=True, other=options, env=env, **flags)  # type: ignore[arg-type]
+    return RankPlanner(config, load_geometry(model), rules_for(version), DeviceFacts(tokens=100_000))
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "row"),
+    [
+        ("0.5.8", (), 576),
+        ("0.5.9", (), 656),
+        ("0.5.10", (("--nsa-decode-backend", "trtllm"),), 576),
+        ("0.5.11", (("--nsa-decode-backend", "flashmla_kv"),), 576),
+        ("0.5.12", (("--nsa-decode-backend", "flashmla_kv"), ("--nsa-prefill-backend", "flashmla_kv")), 656),
+        ("0.5.17", (("--dsa-prefill-backend", "trtllm"),), 576),
+        ("0.5.23", (), 656),
+    ],
+)
+def test_fp8_rows_of_dsa_models(version: str, options: tuple[tuple[str, str], ...], row: int) -> None:
+    plan = launched("glm-5", version, *options, tp_size=8, kv_cache_dtype="fp8_e4m3")
+    inside = plan.rules.indexer == "inside_the_flag"
+    assert plan.groups[0].bytes_per_token == 78 * (row + (132 if inside else 0))
+    # Hopper and Blackwell differ only where the backend was left to the server
+    chosen_by_server = not options and version == "0.5.23"
+    assert any("Blackwell" in text for text in plan.pools(ratio=2.0, size_gb=0).assumed) is chosen_by_server
+
+
+def test_only_the_backend_of_the_server_s_own_phase_counts_from_0_5_20() -> None:
+    options = (("--dsa-prefill-backend", "trtllm"), ("--dsa-decode-backend", "flashmla_kv"))
+    rows = {
+        version: launched(
+            "glm-5", version, *options, tp_size=8, kv_cache_dtype="fp8_e4m3", disaggregation_mode="decode"
+        )
+        .groups[0]
+        .bytes_per_token
+        for version in ("0.5.19", "0.5.20")
+    }
+    assert rows == {"0.5.19": 78 * 576, "0.5.20": 78 * 656}
+
+
+def test_stages_follow_the_environment() -> None:
+    env = (("SGLANG_PP_LAYER_PARTITION", "40,21"),)
+    plan = launched("kimi-k2.5", "0.5.20", tp_size=8, pp_size=2, env=env)
+    assert len(plan.layers) == 40
+    with pytest.raises(UsageError, match=r"SGLANG_PP_LAYER_PARTITION.*61 layers"):
+        launched("kimi-k2.5", "0.5.20", pp_size=2, env=(("SGLANG_PP_LAYER_PARTITION", "40,20"),))
+    with pytest.raises(UsageError, match="SGLANG_PP_LAYER_PARTITION"):
+        launched("kimi-k2.5", "0.5.20", pp_size=2, env=(("SGLANG_PP_LAYER_PARTITION", "half"),))
+
+
+def test_a_split_dsa_cache_is_mirrored_in_parts() -> None:
+    split = ("--enable-dsa-cache-layer-split", None)
+    plan = launched("glm-5", "0.5.17", split, tp_size=8, attn_cp_size=4)
+    kv, index = plan.pools(ratio=2.0, size_gb=0).pools
+    assert (kv.spec.layers, index.spec.layers) == (20, 20)
+    assert launched("glm-5", "0.5.15", split, tp_size=8, attn_cp_size=4).groups[0].layers == 78
+
+
+def test_state_dtypes_of_the_launch_beat_the_config() -> None:
+    plain = launched("qwen3.5-27b", "0.5.23", tp_size=2).groups[1].bytes_per_token
+    half = launched("qwen3.5-27b", "0.5.23", ("--mamba-ssm-dtype", "bfloat16"), tp_size=2).groups[1].bytes_per_token
+    from_env = launched("qwen3.5-27b", "0.5.23", tp_size=2, env=(("SGLANG_MAMBA_SSM_DTYPE", "bfloat16"),))
+    conv, ssm = 2_949_120 // 2, 150_994_944 // 2
+    assert (plain, half) == (conv + ssm, conv + ssm // 2)
+    assert from_env.groups[1].bytes_per_token == half
+    with pytest.raises(UsageError, match="--mamba-ssm-dtype"):
+        launched("qwen3.5-27b", "0.5.23", ("--mamba-ssm-dtype", "int4"))
+
+
+def test_state_slots_are_shared_by_attention_groups() -> None:
+    plan = launched("qwen3.5-27b", "0.5.23", tp_size=8, dp_size=4, enable_dp_attention=True, max_mamba_cache_size=400)
+    assert plan.groups[1].device_tokens == 100
+
+
+def test_device_bytes_of_0_4_5_count_all_layers() -> None:
+    config = LaunchConfig(enable_hierarchical_cache=True)
+    plan = RankPlanner(config, load_geometry("kimi-k2.5"), rules_for("0.4.5"), DeviceFacts(kv_bytes=KIMI_ROW * 1000))
+    assert plan.device_tokens == 1000
+
+
+def test_a_cap_on_device_tokens_caps_them() -> None:
+    capped = planner("kimi-k2.5", "0.5.8", tokens=500_000, max_total_tokens=200_000)
+    alone = planner("kimi-k2.5", "0.5.8", max_total_tokens=200_001, attention_backend="flashmla")
+    assert (capped.device_tokens, alone.device_tokens) == (200_000, 200_000)
+
+
+@pytest.mark.parametrize(
+    ("version", "algorithm", "place", "layers"),
+    [
+        ("0.5.10", "EAGLE", "none", 0),
+        ("0.5.17", "EAGLE", "sidecar", 1),
+        ("0.5.18", "NEXTN", "packed", 1),
+        ("0.5.23", "NGRAM", "none", 0),
+        ("0.5.23", None, "none", 0),
+    ],
+)
+def test_where_the_mtp_layer_is_kept(version: str, algorithm: str | None, place: str, layers: int) -> None:
+    plan = planner("deepseek-v3", version, tp_size=8, speculative_algorithm=algorithm).plan
+    assert (plan.place, plan.layers, plan.missing) == (place, layers, None)
+
+
+def test_one_runner_a_step_is_packed_where_there_are_several() -> None:
+    several = ("--enable-multi-layer-eagle", None)
+    flags: dict[str, object] = {"tp_size": 8, "speculative_algorithm": "EAGLE", "speculative_num_steps": 3}
+    assert launched("deepseek-v3", "0.5.23", several, **flags).plan.packed_layers == 3
+    assert launched("deepseek-v3", "0.5.17", several, **flags).plan.layers == 1
+
+
+def test_a_separate_draft_comes_on_top_and_a_dsa_one_brings_its_index() -> None:
+    config = LaunchConfig(enable_hierarchical_cache=True, tp_size=8, speculative_algorithm="EAGLE3")
+    draft = load_geometry(
+        {"name": "d", "kind": "dsa", "num_hidden_layers": 1, "kv_row_bytes": 1152, "index_head_dim": 128}
+    )
+    rank = RankPlanner(config, load_geometry("kimi-k2.5"), rules_for("0.5.23"), DeviceFacts(tokens=1000), draft=draft)
+    kv, pool, index = rank.pools(ratio=2.0, size_gb=0).pools
+    assert (pool.tokens, index.tokens) == (kv.tokens, kv.tokens)
+    assert (pool.spec.bytes_per_token, index.spec.bytes_per_token) == (1152, 132)
+    # auto-sizing counts the draft's device bytes too
+    assert rank.device_bytes == (1000 + 1) * (KIMI_ROW + 1152)

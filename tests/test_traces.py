@@ -1,5 +1,8 @@
 import gzip
+import io
 import json
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -107,12 +110,16 @@ def test_the_block_size_comes_from_the_lengths_or_from_the_user(tmp_path: Path) 
         read_trace(written(tmp_path, '{"hash_ids": [1, 2], "input_length": 31}\n{"hash_ids": [1], "input_length": 99}'))
     with pytest.raises(InputError, match="block_size differs"):
         read_trace(
-            written(tmp_path, "\n".join(f'{{"hash_ids": [1], "input_length": {n}, "block_size": {n}}}' for n in (8, 16)))
+            written(
+                tmp_path, "\n".join(f'{{"hash_ids": [1], "input_length": {n}, "block_size": {n}}}' for n in (8, 16))
+            )
         )
 
 
 def test_content_hashes_are_chained_into_prefixes(tmp_path: Path) -> None:
-    lines = [f'{{"hash_ids": {ids}, "input_length": {16 * len(ids)}, "block_size": 16}}' for ids in ([7, 8], [9, 8], [7, 8])]
+    lines = [
+        f'{{"hash_ids": {ids}, "input_length": {16 * len(ids)}, "block_size": 16}}' for ids in ([7, 8], [9, 8], [7, 8])
+    ]
     trace = read_trace(written(tmp_path, "\n".join(lines)))
     first, second, third = prefixes(trace)
     assert first == third and first[1] != second[1]
@@ -126,11 +133,32 @@ def test_large_hashes_keep_their_identity(tmp_path: Path) -> None:
     assert first[0] == second[0] and first[1] != second[1]
 
 
+def test_several_frames_are_one_file(tmp_path: Path) -> None:
+    frame = zstandard.compress((LINE + "\n").encode() * 3)
+    (tmp_path / "two.zst").write_bytes(frame + frame)
+    assert read_trace(tmp_path / "two.zst").requests == 6
+
+
+def test_a_pipe_is_read_like_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress((LINE + "\n").encode() * 2))))
+    trace = read_trace("-")
+    assert (trace.requests, trace.origin) == (2, "measured: standard input")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(LINE + "\n",))
+    writer.start()
+    assert read_trace(pipe).requests == 1
+    writer.join()
+
+
 def test_a_damaged_archive_is_an_error(tmp_path: Path) -> None:
     whole = gzip.compress((LINE + "\n").encode() * 5000)
     (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError, match=r"cut\.gz"):
         read_trace(tmp_path / "cut.gz", format="mooncake")
+    (tmp_path / "cut.zst").write_bytes(zstandard.compress((LINE + "\n").encode() * 5000)[:-9])
+    with pytest.raises(InputError, match=r"cut\.zst: cannot be read to its end"):
+        read_trace(tmp_path / "cut.zst", format="mooncake")
     packed = zstandard.compress(np.random.default_rng(1).bytes(100_000))
     (tmp_path / "odd.zst").write_bytes(packed[:50] + b"\x00" * 20 + packed[70:])
     with pytest.raises(InputError, match=r"odd\.zst"):
@@ -206,7 +234,9 @@ def test_a_bad_prompt_is_named(tmp_path: Path, record: str, complaint: str) -> N
 
 
 def test_sessions_are_interleaved_in_order() -> None:
-    sessions = [[Request(f"{name}{turn}", "") for turn in range(count)] for name, count in (("a", 3), ("b", 1), ("c", 2))]
+    sessions = [
+        [Request(f"{name}{turn}", "") for turn in range(count)] for name, count in (("a", 3), ("b", 1), ("c", 2))
+    ]
     assert [r.prompt for r in interleave(sessions, 2)] == ["a0", "b0", "a1", "c0", "a2", "c1"]
     assert [r.prompt for r in interleave(sessions, 1)] == ["a0", "a1", "a2", "b0", "c0", "c1"]
 
@@ -215,8 +245,8 @@ def test_sessions_are_interleaved_in_order() -> None:
 
 FINISH = (
     "[2026-11-02 10:00:0{n}] Finish: obj=GenerateReqInput(rid='r{n}', text=None, input_ids=[1, 2, 3, {n}], "
-    "sampling_params={{'max_new_tokens': 3}}), out={{'text': 'x', 'output_ids': [7, 8, 9], 'meta_info': {{'id': 'r{n}', "
-    "'prompt_tokens': 4, 'completion_tokens': 3, 'cached_tokens': 2, 'e2e_latency': 0.5}}}}"
+    "sampling_params={{'max_new_tokens': 3}}), out={{'text': 'x', 'output_ids': [7, 8, 9], 'meta_info': {{"
+    "'id': 'r{n}', 'prompt_tokens': 4, 'completion_tokens': 3, 'cached_tokens': 2, 'e2e_latency': 0.5}}}}"
 )
 
 
@@ -231,7 +261,9 @@ def test_text_request_logs(tmp_path: Path) -> None:
 
 
 def test_a_quoted_prompt_is_read_and_never_evaluated(tmp_path: Path) -> None:
-    line = FINISH.format(n=4).replace("text=None, input_ids=[1, 2, 3, 4]", r"text='it\'s __import__(\"os\")', input_ids=None")
+    line = FINISH.format(n=4).replace(
+        "text=None, input_ids=[1, 2, 3, 4]", r"text='it\'s __import__(\"os\")', input_ids=None"
+    )
     trace = read_trace(written(tmp_path, line, "server.log"), block_tokens=1)
     assert trace.input_tokens.tolist() == [6]  # 21 characters
 
@@ -265,7 +297,8 @@ def test_json_request_logs(tmp_path: Path) -> None:
 
 
 def test_azure_csv_holds_lengths_and_says_so(tmp_path: Path) -> None:
-    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    text += "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
     trace = read_trace(written(tmp_path, text, "azure.csv"))
     assert trace.input_tokens.tolist() == [374, 396] and not trace.prefix_known
     assert trace.duration_s == pytest.approx(4.314579, abs=1e-5)
@@ -276,7 +309,9 @@ def test_azure_csv_holds_lengths_and_says_so(tmp_path: Path) -> None:
 
 
 def test_bench_results(tmp_path: Path) -> None:
-    serving = json.dumps({"request_throughput": 3, "total_input_tokens": 9, "input_lens": [4, 5], "output_lens": [1, 2]})
+    serving = json.dumps(
+        {"request_throughput": 3, "total_input_tokens": 9, "input_lens": [4, 5], "output_lens": [1, 2]}
+    )
     assert read_trace(written(tmp_path, serving)).output_tokens.tolist() == [1, 2]
     with pytest.raises(InputError, match="--output-details"):
         read_trace(written(tmp_path, json.dumps({"request_throughput": 3, "total_input_tokens": 9})))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ class HitCurve:
         basis: "simulated" (exact) or "simulated, sampled".
     """
 
-    hits: Ints
+    hits: npt.NDArray[Any]
     references: int
     requests: int
     block_tokens: int
@@ -65,7 +65,8 @@ class HitCurve:
         wanted = np.asarray(capacity_blocks, np.int64)
         if (wanted < 0).any():
             raise UsageError("a cache size: expected at least 0 blocks")
-        return self.hits[np.minimum(wanted, self.largest_useful_blocks)]
+        hits: Ints = self.hits[np.minimum(wanted, self.largest_useful_blocks)].astype(np.int64)
+        return hits
 
     def rate_at(self, capacity_blocks: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Hit rates at one or many capacities in blocks."""
@@ -103,8 +104,11 @@ def hit_curve(trace: Trace, *, count: Count = "blocks", count_from: int = 0) -> 
     trace.require_prefixes("a hit-rate curve")
     if not 0 <= count_from < trace.requests:
         raise UsageError(f"warm-up: expected 0 to {trace.requests - 1} requests, got {count_from}")
-    steps = np.zeros(trace.unique_blocks + 3, np.int64)
     in_tokens = count == "tokens"
+    asked = trace.input_tokens if in_tokens else trace.prompt_blocks
+    # half the memory traffic where the numbers allow it; hits_at gives 64-bit numbers either way
+    small = trace.references * (trace.block_tokens if in_tokens else 1) < 2**31
+    steps: npt.NDArray[Any] = np.zeros(trace.unique_blocks + 3, np.int32 if small else np.int64)
     _loops.stack_distances(
         trace.ids,
         trace.offsets,
@@ -119,7 +123,6 @@ def hit_curve(trace: Trace, *, count: Count = "blocks", count_from: int = 0) -> 
     )
     top = _loops.hits_by_capacity(steps)
     # tokens beyond the last whole block are asked for, too, and never hit
-    asked = trace.input_tokens if in_tokens else trace.prompt_blocks
     return HitCurve(
         hits=steps[: top + 1],
         references=int(asked[count_from:].sum()),

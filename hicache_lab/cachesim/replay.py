@@ -14,19 +14,22 @@ Requests come in trace order from ``concurrency`` clients, each sending its next
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from hicache_lab.cachesim.nodes import EvictionPolicy, Node, Traffic
 from hicache_lab.cachesim.rules import ReplayRules, rules_for
 from hicache_lab.cachesim.tiers import WritePolicy
-from hicache_lab.cachesim.tree import EvictionPolicy, Node, PrefixTree, Traffic
+from hicache_lab.cachesim.tree import PrefixTree
 from hicache_lab.errors import UsageError
 from hicache_lab.traces import Trace
 
 Ints = npt.NDArray[np.int64]
+_LONG_REQUESTS = 20_000
 
 
 @dataclass(frozen=True)
@@ -212,10 +215,17 @@ class _Run:
         self.chunked: _Request | None = None
 
     def all(self) -> None:
-        """Serve every request."""
-        while self.waiting or self.running or self.chunked:
-            if not self._prefill() and self.running:
-                self._decode()
+        """Serve every request; a long replay shows its progress on a terminal."""
+        from tqdm import tqdm
+
+        total = len(self.waiting)
+        quiet = total < _LONG_REQUESTS or not sys.stderr.isatty()
+        with tqdm(total=total, unit="request", desc="replaying", file=sys.stderr, leave=False, disable=quiet) as bar:
+            while self.waiting or self.running or self.chunked:
+                before = len(self.waiting)
+                if not self._prefill() and self.running:
+                    self._decode()
+                bar.update(before - len(self.waiting))
 
     # ---- prefill ----
 

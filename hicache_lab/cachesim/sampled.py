@@ -115,7 +115,7 @@ def _pieces(source: Path | Trace) -> Iterator[_Piece]:
         yield _Piece(source.ids.astype(np.int64), source.offsets, source.prompt_blocks)
         return
     for chunk in stream_hashed(source, Skips()):
-        yield _Piece(chunk.raw_ids, chunk.offsets, chunk.counts)
+        yield _Piece(chunk.raw_ids.astype(np.int64), chunk.offsets, chunk.counts)
 
 
 def _head(source: Path | Trace) -> Trace:

@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "vectors": ("records", "replay recorded sizing vectors and report mismatches"),
     "verdicts": ("records", "replay recorded cases and report verdicts and misses"),
     "run": ("running", "run notebooks headless, each into a folder with its HTML and result.json"),
+    "sweep": ("sweeping", "a grid of notebook runs: checked whole, resumable, compared"),
+    "compare": ("sweeping", "runs side by side: medians, intervals, and what is more than noise"),
     "parse": ("logs", "what an SGLang log says: runs, ranks, pools, batches, throughput, errors"),
     "diagnose": ("incident", "why it failed: causes with the lines that show them, and what was looked for"),
     "report": ("incident", "a postmortem or a run's record as Markdown and one HTML file"),
@@ -32,8 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "servers",
         "a real SGLang with HiCache on this machine's CPU: install, start, stop, status, logs",
     ),
-    "curve": ("traffic", "the hit rate at every cache size, from a trace or a described workload"),
-    "simulate": ("traffic", "replay a trace by a release's own cache rules: cached tokens by tier"),
+    "curve": ("curve", "the hit rate at every cache size, from a trace or a described workload"),
+    "simulate": ("simulate", "replay a trace by a release's own cache rules: cached tokens by tier"),
+    "replay": ("replays", "the incident again: virtually, or for real in a memory control group (--physical)"),
+    "read-source": ("replays", "an SGLang tree or wheel: its host-pool sizing and check, and whose rules they are"),
 }
 
 

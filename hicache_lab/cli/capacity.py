@@ -12,9 +12,11 @@ from typing import Any
 
 from hicache_lab.errors import InputError, UsageError
 from hicache_lab.host import HostMemory, read_host
+from hicache_lab.host.cgroups import CgroupLevel, CgroupMemory
 from hicache_lab.launch import LaunchConfig, parse_launch
 from hicache_lab.preflight import Answer, Question, advise, ask, assess, corrected_line, explain
 from hicache_lab.preflight.ask import DEVICE_FACTS, HOST_FACTS, OTHER_FACTS
+from hicache_lab.preflight.decode import host_pool_without_hicache
 from hicache_lab.preflight.inverse import Advice
 from hicache_lab.preflight.record import answer_record
 from hicache_lab.units import format_gb
@@ -135,7 +137,8 @@ def _version(config: LaunchConfig, given: str | None) -> tuple[str, str | None]:
 
 def _host(args: argparse.Namespace, config: LaunchConfig) -> tuple[HostMemory | None, dict[str, str]]:
     facts = {name: value for name in HOST_FACTS if (value := getattr(args, name)) is not None}
-    limit = config.container.memory_bytes if config.container else None
+    # --memory 0 is docker's "no limit"
+    limit = (config.container.memory_bytes if config.container else None) or None
     if limit is not None and "cgroup_limit" not in facts:
         facts["cgroup_limit"] = f"{limit}B"
     if not args.this_host:
@@ -145,7 +148,15 @@ def _host(args: argparse.Namespace, config: LaunchConfig) -> tuple[HostMemory | 
     stated = [name for name in HOST_FACTS if getattr(args, name) is not None]
     if stated:
         raise UsageError(f"--this-host and --{stated[0].replace('_', '-')} exclude each other: measured or stated")
-    return read_host(), {}
+    host = read_host()
+    return (host if limit is None else _in_container(host, limit)), {}
+
+
+def _in_container(host: HostMemory, limit_bytes: int) -> HostMemory:
+    """This machine with the memory limit that the launch line gives its container, which starts empty."""
+    level = CgroupLevel("the launch line's container", "limit", limit_bytes, 0)
+    levels = host.cgroup.levels if host.cgroup else ()
+    return replace(host, cgroup=CgroupMemory(2, "stated", (*levels, level)))
 
 
 def _question(command: str, args: argparse.Namespace) -> tuple[Question, LaunchConfig, list[str]]:
@@ -196,12 +207,17 @@ def _maximum(question: Question, args: argparse.Namespace) -> int:
         "provenance": "computed",
         "sglang_version": question.rules.version,
         "ranks_on_host": any_answer.ranks_on_host if any_answer else question.config.processes,
+        "takes_a_size": question.rules.has_size_flag and question.geometry.kind != "dsv4",
+        "device_tokens": any_answer.rank.device_tokens if any_answer and any_answer.rank else question.device.tokens,
         "comfortable": _settings(comfortable),
         "leaving_only_the_reserve": _settings(just),
         "guaranteed_start_per_rank_bytes": any_answer.guaranteed_start_bytes if any_answer else None,
         "auto_size": None,
         "warnings": [question.rules.warning] if question.rules.warning else [],
+        "refusal": None,
     }
+    if any_answer is None and (refusal := assess(replace(question, config=_plain(question.config))).refusal):
+        record["refusal"] = {"flag": refusal.flag, "error": refusal.error, "message": refusal.message}
     if auto is not None:
         record["auto_size"] = {
             "verdict": auto.verdict,
@@ -216,6 +232,11 @@ def _maximum(question: Question, args: argparse.Namespace) -> int:
     else:
         print(_maximum_words(record))
     return 0 if comfortable.size_gb or comfortable.ratio or just.size_gb or just.ratio else 3
+
+
+def _plain(config: LaunchConfig) -> LaunchConfig:
+    """The launch with the least that a host tier can be asked for: what still refuses it is not memory."""
+    return replace(config, hicache_size=None, hicache_ratio=None, max_total_tokens=config.max_total_tokens or 2**20)
 
 
 def _settings(advice: Advice) -> dict[str, Any]:
@@ -233,9 +254,13 @@ def _settings(advice: Advice) -> dict[str, Any]:
     }
 
 
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
 def _maximum_words(record: dict[str, Any]) -> str:
     lines = [
-        f"largest settings for {record['ranks_on_host']} ranks on this host ({record['sglang_version']}, computed)"
+        f"largest settings for {_ranks(record['ranks_on_host'])} on this host ({record['sglang_version']}, computed)"
     ]
     names = {
         "comfortable": "comfortable (headroom beyond the reserve)",
@@ -245,7 +270,7 @@ def _maximum_words(record: dict[str, Any]) -> str:
         found = record[key]
         size, ratio = found["hicache_size_gb"], found["hicache_ratio"]
         size_words = (
-            "no size fits"
+            ("no size fits" if record["takes_a_size"] else "this model and release take no --hicache-size")
             if size is None
             else (
                 f"--hicache-size {size} → {format_gb(found['hicache_size_host_bytes'])} on the host, "
@@ -253,7 +278,7 @@ def _maximum_words(record: dict[str, Any]) -> str:
             )
         )
         ratio_words = (
-            "no ratio known (give --device-tokens)"
+            ("no ratio fits" if record["device_tokens"] else "no ratio known (give --device-tokens)")
             if ratio is None
             else (
                 f"--hicache-ratio {ratio:g} → {format_gb(found['hicache_ratio_host_bytes'])} on the host, "
@@ -261,6 +286,9 @@ def _maximum_words(record: dict[str, Any]) -> str:
             )
         )
         lines.append(f"  {name}:\n    {size_words}\n    {ratio_words}")
+    if record["refusal"] is not None:
+        refusal = record["refusal"]
+        lines.append(f"  the server does not start: {refusal['flag']}: {refusal['error']}: {refusal['message']}")
     auto = record["auto_size"]
     if auto and auto["ratio"] is not None and auto["unused_bytes"] is not None:
         lines.append(
@@ -279,14 +307,14 @@ def run(command: str, args: argparse.Namespace) -> int:
     answer = assess(question)
     refused_flag = answer.refusal is not None and answer.refusal.error == "argparse"
     if command == "preflight" and not config.enable_hierarchical_cache and not refused_flag:
-        return _switched_off(args, notes)
+        still_builds = host_pool_without_hicache(config, question.geometry, question.rules)
+        if still_builds is None:
+            return _switched_off(args, notes)
+        notes.append(still_builds)
     advice = advise(question)
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = {"launch_notes": notes}
     if command == "preflight":
-        extra = {
-            "launch_notes": notes,
-            "corrected_launch": corrected_line(answer, advice, config) if config.source else None,
-        }
+        extra["corrected_launch"] = corrected_line(answer, advice, config) if config.source else None
     return _report(answer, advice, args, extra)
 
 

@@ -31,8 +31,16 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
 
 def add_facts(parser: argparse.ArgumentParser) -> None:
     """What else may be known about an incident."""
-    parser.add_argument("--kernel-log", action="append", default=[], metavar="F", help="dmesg, journalctl -k, kern.log (repeat)")
-    parser.add_argument("--memory", action="append", default=[], metavar="F", help="watch file, CSV, free, meminfo, vmstat, node-exporter (repeat)")
+    parser.add_argument(
+        "--kernel-log", action="append", default=[], metavar="F", help="dmesg, journalctl -k, kern.log (repeat)"
+    )
+    parser.add_argument(
+        "--memory",
+        action="append",
+        default=[],
+        metavar="F",
+        help="watch file, CSV, free, meminfo, vmstat, node-exporter (repeat)",
+    )
     parser.add_argument("--host-ram", metavar="SIZE", help="RAM of the host, with its unit: 449GB, 418GiB")
     parser.add_argument("--available", metavar="SIZE", help="memory available before the launch, with its unit")
     parser.add_argument("--sglang-version", metavar="V", help="the release, if it is known; else the wording tells")
@@ -95,16 +103,23 @@ def _finding_text(number: int, finding: Finding, *, with_run: bool) -> list[str]
 
 def printable(text: str) -> str:
     """Log text for a terminal: control characters are shown, not obeyed."""
-    return "".join(char if char.isprintable() else " " if char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return "".join(
+        char if char.isprintable() else " " if char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
 
 
 def _wrap(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(printable(text), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.wrap(
+        printable(text), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "targets", nargs="+", metavar="RUN|INCIDENT|LOG", help="a run folder, an incident folder or its name, or server logs"
+        "targets",
+        nargs="+",
+        metavar="RUN|SWEEP|INCIDENT|LOG",
+        help="a run folder, a sweep folder, an incident folder or its name, or server logs",
     )
     add_facts(parser)
     parser.add_argument("--title", default="", help="title of the document")
@@ -113,10 +128,12 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from hicache_lab.report import postmortem, run_report, write_report
+    from hicache_lab.report import postmortem, run_report, to_document, write_report
     from hicache_lab.units import parse_bytes
 
     first = Path(args.targets[0])
+    if (first / "sweep.json").exists():
+        return _sweep_report(args)
     if (first / "result.json").exists():
         if len(args.targets) > 1:
             raise UsageError("report: one run folder at a time")
@@ -133,17 +150,35 @@ def _report(args: argparse.Namespace) -> int:
             available_bytes=parse_bytes(args.available, what="--available") if args.available else None,
             release=args.sglang_version,
         )
-        name, document = "postmortem", post.document()
-        folder = args.output or Path("reports") / (post.case.folder.name if post.case else first.name.split(".")[0] or "incident")
+        name, document = "postmortem", to_document(post)
+        folder = args.output or Path("reports") / (
+            post.case.folder.name if post.case else first.name.split(".")[0] or "incident"
+        )
     for path in write_report(document, folder, name):
         print(path)
     return 0
 
 
+def _sweep_report(args: argparse.Namespace) -> int:
+    from hicache_lab.sweeps import collect, compare_collection, write_comparison
+
+    collection = collect(args.targets)
+    folder = args.output or Path(args.targets[0])
+    markdown, page, written = write_comparison(
+        collection, compare_collection(collection), folder / "comparison", heading=args.title
+    )
+    print(markdown, page, *([written.note] if written and written.note else []), sep="\n")
+    return 0
+
+
 def _watch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="where samples are appended, one JSON line each")
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FILE", help="where samples are appended, one JSON line each"
+    )
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between samples (default 1)")
-    parser.add_argument("--pid", type=int, action="append", default=[], metavar="N", help="a process to look at (repeat)")
+    parser.add_argument(
+        "--pid", type=int, action="append", default=[], metavar="N", help="a process to look at (repeat)"
+    )
     parser.add_argument("--sglang", action="store_true", help="all processes of SGLang servers, found anew each time")
     parser.add_argument("--samples", type=int, metavar="N", help="stop after N samples (default: until interrupted)")
 

@@ -12,16 +12,20 @@ from pathlib import Path
 from hicache_lab.errors import InputError, UsageError
 
 
-def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     """The arguments of ``parse``."""
-    parser.add_argument("logs", nargs="+", metavar="LOG", help="server log, rotated set, directory, or - for standard input")
+    parser.add_argument(
+        "logs", nargs="+", metavar="LOG", help="server log, rotated set, directory, or - for standard input"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/parse-json.md)")
-    parser.add_argument("--parquet", type=Path, metavar="DIR", help="also write batches, allocations and errors as parquet")
+    parser.add_argument(
+        "--parquet", type=Path, metavar="DIR", help="also write batches, allocations and errors as parquet"
+    )
     parser.add_argument("--follow", action="store_true", help="keep reading a growing log and print what it says")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar on standard error")
 
 
-def run(command: str, args: argparse.Namespace) -> int:
+def run(_command: str, args: argparse.Namespace) -> int:
     """Read the logs and print what they say."""
     if args.follow:
         return _follow(args)
@@ -29,7 +33,9 @@ def run(command: str, args: argparse.Namespace) -> int:
     from hicache_lab.logs.summary import to_json, to_text
 
     with progress(args.logs, quiet=args.no_progress) as on_read:
-        log = read_log(args.logs, columns=args.parquet is not None, on_read=on_read)
+        log = read_log(args.logs, columns=args.parquet is not None, keep_partial=True, on_read=on_read)
+    if log.interrupted:
+        print("interrupted: what follows is what was read until then", file=sys.stderr)
     if not log.is_sglang:
         raise InputError(not_sglang([source.name for source in log.sources], log.lines))
     if args.parquet is not None:
@@ -38,13 +44,14 @@ def run(command: str, args: argparse.Namespace) -> int:
         for path in write_parquet(log, args.parquet):
             print(f"wrote {path}", file=sys.stderr)
     print(json.dumps(to_json(log), indent=2, allow_nan=False) if args.json else to_text(log))
-    return 0
+    return 130 if log.interrupted else 0
 
 
 def not_sglang(names: list[str], lines: int) -> str:
     """The message for input without a single line that SGLang prints."""
     return (
-        f"{', '.join(names)}: {lines:,} lines and none of them is known from an SGLang server (releases 0.4.4 … 0.5.23); "
+        f"{', '.join(names)}: {lines:,} lines and none of them is known from an SGLang server (releases 0.4.4 … "
+        f"0.5.23); "
         "give the server's own log (standard output and standard error)"
     )
 

@@ -10,9 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import HicacheLabError, InputError, UsageError
-from hicache_lab.resources import notebooks_dir
-from hicache_lab.runs import Limits, RunResult, execute, inspect_parameters, parse_parameter
+from hicache_lab.errors import HicacheLabError, UsageError
+from hicache_lab.runs import Limits, RunResult, execute, find_notebook, inspect_parameters, parse_parameter
 
 
 class _NotebookArgument(argparse.Action):
@@ -69,21 +68,6 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=3600, metavar="SECONDS", help="limit for one notebook (3600)")
     parser.add_argument("--no-html", action="store_true", help="leave the one-file HTML out")
     parser.add_argument("--json", action="store_true", help="print the result records as JSON")
-
-
-def find_notebook(name: str) -> Path:
-    """A path as given, or a shipped notebook by its name.
-
-    Raises:
-        InputError: neither exists; the message lists what ships.
-    """
-    path = Path(name)
-    if path.exists():
-        return path
-    shipped = {notebook.stem: notebook for notebook in sorted(notebooks_dir().glob("*.ipynb"))}
-    if name.removesuffix(".ipynb") in shipped:
-        return shipped[name.removesuffix(".ipynb")]
-    raise InputError(f"notebook {name}: no such file, and not one of those that ship ({', '.join(shipped)})")
 
 
 def parse_assignments(notebook: Path, assignments: Sequence[str]) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
 
 
 def _install(args: argparse.Namespace) -> int:
-    before = cpuserver.installed(args.release, home_dir=args.home) if args.python is None else None
+    before = cpuserver.installed(args.release, home_dir=args.home, python=args.python)
     index = [word for url in args.extra_index_url for word in ("--extra-index-url", url)]
     with _StatusLine(f"installing SGLang {args.release}") as line:
         done = cpuserver.install(
@@ -233,8 +233,11 @@ def _as_json(server: cpuserver.Server) -> dict[str, object]:
     return {**asdict(server), "log_path": str(server.log_path), "base_url": server.base_url}
 
 
+_QUIET_SECONDS = 20.0
+
+
 class _StatusLine:
-    """One line on stderr that shows the seconds and what is going on; on a terminal only the newest stays."""
+    """The seconds and what is going on, on stderr: one changing line on a terminal, else a line now and then."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -242,14 +245,15 @@ class _StatusLine:
     def __enter__(self) -> _StatusLine:
         from tqdm import tqdm
 
-        terminal = sys.stderr.isatty()
+        self._began = self._told = time.monotonic()
         self._bar = tqdm(
             desc=self._title,
             bar_format="{desc}: {elapsed} {postfix}",
             file=sys.stderr,
             leave=False,
             delay=0.3,
-            mininterval=0.2 if terminal else 15.0,
+            mininterval=0.2,
+            disable=None,  # only on a terminal
         )
         return self
 
@@ -258,6 +262,10 @@ class _StatusLine:
         text = "".join(character for character in line if character.isprintable())
         self._bar.set_postfix_str(text[:100], refresh=False)
         self._bar.update(1)
+        now = time.monotonic()
+        if self._bar.disable and now - self._told > _QUIET_SECONDS:
+            self._told = now
+            print(f"{self._title}: {now - self._began:.0f} s, {text[:100]}", file=sys.stderr, flush=True)
 
     def __exit__(self, *exc: object) -> None:
         self._bar.close()

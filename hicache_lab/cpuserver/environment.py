@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hicache_lab.cpuserver.home import built_aside, home
+from hicache_lab.cpuserver.home import built_aside, home, made
 from hicache_lab.errors import HostError, UsageError
 from hicache_lab.units import GB, format_gb
 
@@ -66,9 +66,9 @@ def requirements(release: str) -> tuple[str, ...]:
     return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 
-def installed(release: str, *, home_dir: Path | None = None) -> Environment | None:
-    """The complete environment of a release, or None."""
-    return _read(_target(release, _interpreter(None), home(home_dir)))
+def installed(release: str, *, home_dir: Path | None = None, python: str | None = None) -> Environment | None:
+    """The complete environment of a release, or None; ``python`` as for ``install``."""
+    return _read(_target(release, _interpreter(python), home(home_dir)))
 
 
 def install(
@@ -95,6 +95,8 @@ def install(
         UsageError: unknown release or unfit interpreter.
         HostError: pip failed, or the disk is too full; nothing half-installed is left.
     """
+    if sys.platform != "linux":
+        raise HostError(f"the CPU server needs Linux, this is {sys.platform}; measure a server elsewhere with base_url")
     base = _interpreter(python)
     root = home(home_dir)
     target = _target(release, base, root)
@@ -102,7 +104,7 @@ def install(
         return found
     if target.exists():  # no marker: not made by a rename of ours, so not to be trusted
         shutil.rmtree(target)
-    root.mkdir(parents=True, exist_ok=True)
+    made(root)
     free_bytes = shutil.disk_usage(root).free
     if free_bytes < DISK_NEEDED_BYTES:
         raise HostError(
@@ -212,7 +214,8 @@ def _version_of(python: str) -> tuple[int, int]:
             check=True,
         ).stdout.split()
     except (OSError, subprocess.CalledProcessError) as error:
-        raise UsageError(f"--python: {python!r} does not run as a Python interpreter ({error})") from error
+        reason = getattr(error, "strerror", None) or f"exit {getattr(error, 'returncode', '?')}"
+        raise UsageError(f"--python: {python!r} does not run as a Python interpreter ({reason})") from error
     return int(out[0]), int(out[1])
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from hicache_lab.errors import HostError
+
 HOME_VARIABLE = "HICACHE_LAB_HOME"
 
 
@@ -32,6 +34,21 @@ def home(override: Path | str | None = None, environ: Mapping[str, str] = os.env
     return (Path(cache).expanduser() / "hicache_lab").absolute()
 
 
+def made(folder: Path) -> Path:
+    """The folder, made if need be.
+
+    Raises:
+        HostError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(
+            f"{folder}: cannot be made ({error.strerror}); choose another folder with --home or ${HOME_VARIABLE}"
+        ) from error
+    return folder
+
+
 @contextmanager
 def built_aside(target: Path) -> Iterator[Path]:
     """A folder to fill that becomes ``target`` in one rename, or disappears if the filling fails.
@@ -39,7 +56,7 @@ def built_aside(target: Path) -> Iterator[Path]:
     Folders that a killed process left behind are removed first. If another process finished ``target``
     meanwhile, its result is kept and ours is dropped.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    made(target.parent)
     for leftover in target.parent.glob(f".{target.name}.partial-*"):
         owner = leftover.name.rsplit("-", 1)[1]
         if owner.isdigit() and not psutil.pid_exists(int(owner)):

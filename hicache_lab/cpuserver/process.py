@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from hicache_lab.cpuserver.environment import Environment, install
-from hicache_lab.cpuserver.home import home
+from hicache_lab.cpuserver.home import home, made
 from hicache_lab.cpuserver.spec import HOST, Launch, checked_name
 from hicache_lab.cpuserver.tinymodels import TINY_MODELS, make_models
 from hicache_lab.errors import HostError, ServerError, UsageError
@@ -242,7 +242,7 @@ def health(port: int, timeout_seconds: float = 10.0) -> int | None:
         connection.close()
 
 
-_REASON = re.compile(r"^(?:\[[^]]*\] )?[\w.]*(?:Error|Exception): .+|^.*launch_server\.py: error: .+")
+_REASON = re.compile(r"^(?:\[[^]]*\] )?[\w.]*(?:Error|Exception): .+|^[\w. -]+: error: .+")
 
 
 def _why_it_ended(server: Server, lines: Sequence[str], what: str) -> str:
@@ -339,9 +339,7 @@ def _root(home_dir: Path | None) -> Path:
 
 def _folder(name: str, home_dir: Path | None, *, make: bool = True) -> Path:
     folder = _root(home_dir) / checked_name(name)
-    if make:
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return made(folder) if make else folder
 
 
 @contextlib.contextmanager

@@ -5,23 +5,34 @@ carry the meaning alone. ``theme`` is ``light`` or ``dark``.
 """
 
 from hicache_lab.figures.capacity import beliefs_figure, memory_figure, releases_figure, settings_figure
+from hicache_lab.figures.comparison import Tradeoff, comparison_figure, hits_figure, tradeoff_figure
+from hicache_lab.figures.payoff import PayoffData, apply_payoff, curve_figure, payoff_data, payoff_figure
 from hicache_lab.figures.serverrun import latency_figure, moves_figure, pools_figure, tiers_figure
 from hicache_lab.figures.style import VERDICT_COLOURS, Theme
 from hicache_lab.figures.tuner import TunerData, apply_tuner, tuner_data, tuner_figure, tuner_values
 
 __all__ = [
     "VERDICT_COLOURS",
+    "PayoffData",
     "Theme",
+    "Tradeoff",
     "TunerData",
+    "apply_payoff",
     "apply_tuner",
     "beliefs_figure",
+    "comparison_figure",
+    "curve_figure",
+    "hits_figure",
     "latency_figure",
     "memory_figure",
     "moves_figure",
+    "payoff_data",
+    "payoff_figure",
     "pools_figure",
     "releases_figure",
     "settings_figure",
     "tiers_figure",
+    "tradeoff_figure",
     "tuner_data",
     "tuner_figure",
     "tuner_values",

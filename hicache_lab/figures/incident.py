@@ -53,7 +53,11 @@ def incident_figure(facts: Facts, moments: Sequence[Moment], *, source: str, the
             y=[who] * len(mine),
             mode="markers",
             name=who,
-            marker={"color": colour, "size": 12, "line": {"color": ORANGE, "width": [2 if m.important else 0 for m in mine]}},
+            marker={
+                "color": colour,
+                "size": 12,
+                "line": {"color": ORANGE, "width": [2 if m.important else 0 for m in mine]},
+            },
             hovertext=[plain(m.what) for m in mine],
             hoverinfo="text+x",
         )

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hicache_lab.errors import InputError
-from hicache_lab.incident import host_rules, serving_rules
+from hicache_lab.incident import guard_rules, serving_rules, sizing_rules
 from hicache_lab.incident.facts import Facts, run_facts
 from hicache_lab.incident.findings import Finding, Rule
 
@@ -20,65 +20,74 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "per_rank_size",
         "a --hicache-size that fits the host once but not once for every rank",
-        host_rules.per_rank_size,
+        sizing_rules.per_rank_size,
         explains=_MEMORY_END,
         shares=frozenset({"aggregate_overcommit", "side_pools", "power_of_two_rounding", "container_limit"}),
     ),
     Rule(
         "staggered_refusal",
         "ranks refused after others had been given the same size",
-        host_rules.staggered_refusal,
+        guard_rules.staggered_refusal,
         explains=_AFTERMATH | {"guard_refusal"},
     ),
     Rule(
         "hugepages",
         "reserved, unused huge pages beside a refusal or a kill",
-        host_rules.hugepages,
+        guard_rules.hugepages,
         explains=_MEMORY_END,
         shares=frozenset({"guard_refusal"}),
     ),
     Rule(
         "container_limit",
         "a kill inside a control group, or a container's limit below the host's memory",
-        host_rules.container_limit,
+        guard_rules.container_limit,
         explains=_MEMORY_END,
         shares=frozenset({"guard_refusal", "aggregate_overcommit"}),
     ),
     Rule(
         "guard_refusal",
         "SGLang's own refusal of a host pool",
-        host_rules.guard_refusal,
+        guard_rules.guard_refusal,
         explains=_AFTERMATH,
     ),
     Rule(
         "side_pools",
         "indexer, Mamba, draft or other host pools that the flag does not count",
-        host_rules.side_pools,
+        sizing_rules.side_pools,
         explains=_MEMORY_END,
         shares=frozenset({"aggregate_overcommit"}),
     ),
     Rule(
         "power_of_two_rounding",
         "pinned buffers rounded up to a power of two (0.4.5 … 0.5.4)",
-        host_rules.power_of_two,
+        sizing_rules.power_of_two,
         explains=_MEMORY_END,
     ),
     Rule(
         "aggregate_overcommit",
         "host pools that passed one by one and exceed the memory together",
-        host_rules.aggregate_overcommit,
+        sizing_rules.aggregate_overcommit,
         explains=_MEMORY_END,
     ),
     Rule(
         "host_smaller_than_device",
         "a host pool not larger than the device pool (assertion or warning)",
-        host_rules.host_smaller_than_device,
+        sizing_rules.host_smaller_than_device,
         explains=_AFTERMATH | {"low_reuse"},
     ),
-    Rule("pinning_failure", "a failed cudaHostRegister or pinned allocation", host_rules.pinning_failure, explains=_AFTERMATH),
+    Rule(
+        "pinning_failure",
+        "a failed cudaHostRegister or pinned allocation",
+        guard_rules.pinning_failure,
+        explains=_AFTERMATH,
+    ),
     Rule("gpu_oom", "an out-of-memory error of the GPU", serving_rules.gpu_oom, explains=_AFTERMATH),
-    Rule("kernel_oom_kill", "a kernel OOM line, or exit code -9 or 137", host_rules.kernel_oom_kill, explains=_AFTERMATH),
-    Rule("kv_pool_full", "retractions, or batches without device tokens", serving_rules.kv_pool_full, explains=_AFTERMATH),
+    Rule(
+        "kernel_oom_kill", "a kernel OOM line, or exit code -9 or 137", guard_rules.kernel_oom_kill, explains=_AFTERMATH
+    ),
+    Rule(
+        "kv_pool_full", "retractions, or batches without device tokens", serving_rules.kv_pool_full, explains=_AFTERMATH
+    ),
     Rule(
         "unclassified_exception",
         "an exception of another kind",
@@ -91,13 +100,19 @@ RULES: tuple[Rule, ...] = (
         serving_rules.process_died,
         explains=frozenset({"watchdog", "collective_timeout"}),
     ),
-    Rule("stopped_during_allocation", "a log that ends while host pools are allocated", host_rules.stopped_during_allocation),
+    Rule(
+        "stopped_during_allocation",
+        "a log that ends while host pools are allocated",
+        guard_rules.stopped_during_allocation,
+    ),
     Rule("watchdog", "watchdog or health-check timeouts", serving_rules.watchdog),
     Rule("collective_timeout", "timeouts of collective operations (NCCL)", serving_rules.collective_timeout),
     Rule("host_pool_pressure", "tokens the host tier dropped or could not load back", serving_rules.host_pool_pressure),
     Rule("storage_failure", "pages the storage backend lost", serving_rules.storage_failure),
     Rule("low_reuse", "a hit ratio below 10 % with more tokens than the tiers hold", serving_rules.low_reuse),
-    Rule("settings_rewritten", "layout, I/O backend or page size changed by the server", serving_rules.settings_rewritten),
+    Rule(
+        "settings_rewritten", "layout, I/O backend or page size changed by the server", serving_rules.settings_rewritten
+    ),
 )
 _ORDER = {rule.cause: number for number, rule in enumerate(RULES)}
 _ROLES = ("cause", "contributing", "consequence")
@@ -154,7 +169,8 @@ def diagnose(facts: Facts) -> Diagnosis:
     if not log.is_sglang and not failed and not (log.mentions_sglang and log.recognised_lines):
         names = ", ".join(source.name for source in log.sources)
         raise InputError(
-            f"{names}: {log.lines:,} lines and none of them is known from an SGLang server (releases 0.4.4 … 0.5.23); nothing "
+            f"{names}: {log.lines:,} lines and none of them is known from an SGLang server (releases 0.4.4 … "
+            f"0.5.23); nothing "
             "can be said about it. Give the server's own log (standard output and standard error)"
         )
     found: list[Finding] = []
@@ -190,8 +206,7 @@ def _with_roles(found: Iterable[Finding]) -> list[Finding]:
 def _explained(finding: Finding, present: Iterable[Rule], findings: Iterable[Finding]) -> bool:
     weights = {one.cause: one.weight for one in findings}
     return any(
-        finding.cause in rule.explains
-        and _WEIGHTS.index(weights[rule.cause]) <= _WEIGHTS.index(finding.weight)
+        finding.cause in rule.explains and _WEIGHTS.index(weights[rule.cause]) <= _WEIGHTS.index(finding.weight)
         for rule in present
     )
 

@@ -1,4 +1,4 @@
-"""Everything known about an incident in one place: the log's runs, the kernel's lines, memory samples, what people said."""
+"""Everything known about an incident in one place: runs, kernel lines, memory samples, what people said."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ class Facts:
         found = []
         for log in self.kernel:
             if log.cgroup_limit_bytes is not None:
-                found.append(Amount(log.cgroup_limit_bytes, "the kernel's report", (Evidence.of(log.evidence["cgroup_limit"]),)))
+                found.append(
+                    Amount(log.cgroup_limit_bytes, "the kernel's report", (Evidence.of(log.evidence["cgroup_limit"]),))
+                )
         for sample in self.memory:
             if sample.cgroup_limit_bytes is not None:
                 found.append(Amount(sample.cgroup_limit_bytes, "memory samples", (Evidence.of(sample),)))
@@ -95,7 +97,9 @@ class Facts:
                 return Amount(sample.hugepages_free_bytes, "memory samples", (Evidence.of(sample),))
         for log in self.kernel:
             if log.hugepages_free_bytes:
-                return Amount(log.hugepages_free_bytes, "the kernel's report", (Evidence.of(log.evidence["hugepages"]),))
+                return Amount(
+                    log.hugepages_free_bytes, "the kernel's report", (Evidence.of(log.evidence["hugepages"]),)
+                )
         return None
 
     def lowest_left(self) -> Sample | None:
@@ -155,7 +159,9 @@ class RunFacts:
     @property
     def size_evidence(self) -> tuple[Evidence, ...]:
         """Where the size stands."""
-        return tuple(Evidence(e.where.file, e.where.line, _argument_excerpt(e.text)) for e in self.run.of(ev.ServerArgs))[:1]
+        return tuple(
+            Evidence(e.where.file, e.where.line, _argument_excerpt(e.text)) for e in self.run.of(ev.ServerArgs)
+        )[:1]
 
     @property
     def pool_evidence(self) -> tuple[Evidence, ...]:
@@ -198,9 +204,12 @@ class RunFacts:
         last = self.run.last
         found = []
         for kill in self.facts.kills:
-            if kill.at is None or last is None or self.run.first is None:
-                found.append(kill)
-            elif self.run.first - timedelta(minutes=1) <= kill.at <= last + timedelta(minutes=10):
+            if (
+                kill.at is None
+                or last is None
+                or self.run.first is None
+                or self.run.first - timedelta(minutes=1) <= kill.at <= last + timedelta(minutes=10)
+            ):
                 found.append(kill)
         # without times only the last run can be meant
         untimed_only = found and all(kill.at is None for kill in found)

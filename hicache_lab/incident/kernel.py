@@ -119,6 +119,6 @@ def _time(line: str, year: int | None) -> tuple[datetime | None, float | None]:
 
 def _at(text: str, form: str) -> datetime | None:
     try:
-        return datetime.strptime(text, form)  # noqa: DTZ007 - printed without a zone
+        return datetime.strptime(text, form)
     except ValueError:
         return None

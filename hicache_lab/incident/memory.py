@@ -110,7 +110,7 @@ def time_in(text: str) -> datetime | None:
 
 def _parsed(text: str, form: str) -> datetime | None:
     try:
-        return datetime.strptime(text, form)  # noqa: DTZ007 - printed without a zone
+        return datetime.strptime(text, form)
     except ValueError:
         return None
 
@@ -129,7 +129,9 @@ def _json_lines(path: str, lines: list[str]) -> Iterator[Sample]:
         sizes = {name: raw[name] for name in _SIZES if isinstance(raw.get(name), int)}
         if not sizes:
             continue
-        held = [one for one in raw.get("processes", []) if isinstance(one, dict) and isinstance(one.get("rss_bytes"), int)]
+        held = [
+            one for one in raw.get("processes", []) if isinstance(one, dict) and isinstance(one.get("rss_bytes"), int)
+        ]
         shares = tuple(
             ProcessShare(int(one.get("pid", 0)), str(one.get("name", "?"))[:64], one["rss_bytes"], one.get("pss_bytes"))
             for one in held
@@ -212,8 +214,8 @@ def _free(path: str, lines: list[str]) -> Iterator[Sample]:
         if total is None:
             continue
         factor = 1 if _HUMAN.match(cells[0]) and not cells[0].isdigit() else free_unit(total)
-        names = {"total": "total_bytes", "used": "used_bytes", "free": "free_bytes", "shared": "shmem_bytes", "available": "available_bytes"}  # fmt: skip
-        values = {}
+        names = {name: f"{name}_bytes" for name in ("total", "used", "free", "available")} | {"shared": "shmem_bytes"}
+        values: dict[str, Any] = {}
         for name, cell in zip(header, cells, strict=False):
             amount = _human(cell)
             if name in names and amount is not None:
@@ -240,7 +242,10 @@ def _vmstat(path: str, lines: list[str]) -> Iterator[Sample]:
             if free is None or cache is None:
                 continue
             # KiB unless -S was given, which the output does not say
-            values = {"free_bytes": round(free * KIB), "swap_used_bytes": round((_float(row["swpd"]) or 0) * KIB)}
+            values: dict[str, Any] = {
+                "free_bytes": round(free * KIB),
+                "swap_used_bytes": round((_float(row["swpd"]) or 0) * KIB),
+            }
             yield Sample(where=Where(path, number), at=time_in(line), text=line[:300], **values)
 
 
@@ -271,7 +276,9 @@ def _meminfo_sample(path: str, line: int, at: datetime | None, rows: dict[str, i
 def _named(path: str, line: int, at: datetime | None, sizes: dict[str, int], counts: dict[str, int]) -> Sample:
     page = sizes.get("Hugepagesize", 0)
     swap = sizes.get("SwapTotal", 0) - sizes.get("SwapFree", 0) if "SwapTotal" in sizes else None
-    shown = "  ".join(f"{name} {counts[name]}" for name in ("MemTotal", "MemAvailable", "Shmem", "HugePages_Total") if name in counts)
+    shown = "  ".join(
+        f"{name} {counts[name]}" for name in ("MemTotal", "MemAvailable", "Shmem", "HugePages_Total") if name in counts
+    )
     return Sample(
         where=Where(path, line),
         at=at,

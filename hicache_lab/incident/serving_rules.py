@@ -32,9 +32,11 @@ def gpu_oom(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "high",
         tuple(Evidence.of(event) for event in events[:8]),
-        "After the weights no device memory is left for the KV pool." if start else f"The GPU ran out of memory{detail}.",
+        "After the weights no device memory is left for the KV pool." if start else f"The GPU ran out of "
+        f"memory{detail}.",
         f"raise --mem-fraction-static{now} or spread the weights over more GPUs" if start
-        else f"lower --mem-fraction-static{now}, --chunked-prefill-size or --cuda-graph-max-bs; host settings do not help here",
+        else f"lower --mem-fraction-static{now}, --chunked-prefill-size or --cuda-graph-max-bs; host settings do "
+        f"not help here",
     )  # fmt: skip
 
 
@@ -50,16 +52,22 @@ def kv_pool_full(seen: RunFacts) -> Iterator[Finding]:
     requests = sum(event.retracted or 0 for event in retractions)
     tokens = f" of {seen.run.device_tokens:,} tokens" if seen.run.device_tokens else ""
     fatal = any(event.phase in ("decode", "prefill") for event in shortages)
-    again = f"{lines} time(s) running requests were retracted ({requests} in all) and must be prefilled again" if lines else ""
+    again = (
+        f"{lines} time(s) running requests were retracted ({requests} in all) and must be prefilled again"
+        if lines
+        else ""
+    )
     ended = f"{len(shortages)} batch(es) found no tokens at all" if shortages else ""
     yield Finding(
         "kv_pool_full",
         seen.run.index,
         "high",
         tuple(Evidence.of(event) for event in (*shortages[:4], *retractions[:8])),
-        f"The device pool{tokens} was full: {'; '.join(part for part in (again, ended) if part)}{usage}. A host tier does not "
+        f"The device pool{tokens} was full: {'; '.join(part for part in (again, ended) if part)}{usage}. A host "
+        f"tier does not "
         "help: running requests need device tokens.",
-        "lower --max-running-requests, raise --schedule-conservativeness, enlarge the device pool (--mem-fraction-static, "
+        "lower --max-running-requests, raise --schedule-conservativeness, enlarge the device pool "
+        "(--mem-fraction-static, "
         "--kv-cache-dtype fp8_e4m3 halves the bytes per token), or add replicas",
         "failure" if fatal else "degraded",
     )
@@ -77,16 +85,23 @@ def low_reuse(seen: RunFacts) -> Iterator[Finding]:
     if batches.new_tokens <= 2 * capacity:
         return
     confidence: Confidence = "medium" if known else "low"
-    size = f"{capacity:,} tokens" if known else f"{tokens:,} device tokens and a host pool whose tokens the log does not print"
+    size = (
+        f"{capacity:,} tokens"
+        if known
+        else f"{tokens:,} device tokens and a host pool whose tokens the log does not print"
+    )
     yield Finding(
         "low_reuse",
         seen.run.index,
         confidence,
         tuple(Evidence(p.where.file, p.where.line, f"{name} {p.value:g}") for name, p in batches.peaks.items())[:3],
         f"{ratio:.1%} of the prompt tokens came from the cache ({batches.cached_tokens:,} of "
-        f"{batches.cached_tokens + batches.new_tokens:,}), while {batches.new_tokens:,} new tokens passed through tiers of {size}. "
-        "Either the prompts do not repeat, or what repeats is evicted before it comes again; the log cannot tell which.",
-        "replay the traffic: hicache-lab curve TRACE shows the hit rate for every size; if the curve is flat, no tier helps",
+        f"{batches.cached_tokens + batches.new_tokens:,}), while {batches.new_tokens:,} new tokens passed through "
+        f"tiers of {size}. "
+        "Either the prompts do not repeat, or what repeats is evicted before it comes again; the log cannot tell "
+        "which.",
+        "replay the traffic: hicache-lab curve TRACE shows the hit rate for every size; if the curve is flat, no "
+        "tier helps",
         "degraded",
     )
 
@@ -102,7 +117,8 @@ def settings_rewritten(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "high",
         tuple(Evidence.of(event) for event in events[:8]),
-        f"The server changed what was asked for: {', '.join(changes)}. Sizes follow the page size in force, not the one typed.",
+        f"The server changed what was asked for: {', '.join(changes)}. Sizes follow the page size in force, not "
+        f"the one typed.",
         "write the values in force into the launch line, so that the next reader sees them",
         "note",
     )
@@ -119,7 +135,8 @@ def host_pool_pressure(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "high",
         tuple(Evidence.of(event) for event in events[:8]),
-        f"{seen.run.counts['host_pressure']} time(s) the host tier was too full ({', '.join(names)}): tokens were dropped or "
+        f"{seen.run.counts['host_pressure']} time(s) the host tier was too full ({', '.join(names)}): tokens were "
+        f"dropped or "
         "could not be loaded back, and are computed again.",
         "a larger host tier if the host has room (hicache-lab max), or --hicache-write-policy write_through",
         "degraded",
@@ -136,7 +153,8 @@ def storage_failure(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "high",
         tuple(Evidence.of(event) for event in events[:8]),
-        f"{len(events)} statement(s) that the storage backend lost or refused pages; those prefixes are computed again.",
+        f"{len(events)} statement(s) that the storage backend lost or refused pages; those prefixes are computed "
+        f"again.",
         "look at the storage backend's own log and its free space",
         "degraded",
     )
@@ -144,11 +162,20 @@ def storage_failure(seen: RunFacts) -> Iterator[Finding]:
 
 def unclassified_exception(seen: RunFacts) -> Iterator[Finding]:
     """An exception none of the other rules knows; the earliest over all ranks."""
-    failures = [event for event in seen.run.of(ev.Failure)]
+    failures = list(seen.run.of(ev.Failure))
     if not failures:
         return
-    first = min(failures, key=lambda event: (event.at is None, event.at, event.where.line) if event.at else (True, None, event.where.line))
-    named = f"{first.exception}: {first.message}" if first.exception else f"{first.process} hit an exception; its text is missing"
+    first = min(
+        failures,
+        key=lambda event: (
+            (event.at is None, event.at, event.where.line) if event.at else (True, None, event.where.line)
+        ),
+    )
+    named = (
+        f"{first.exception}: {first.message}"
+        if first.exception
+        else f"{first.process} hit an exception; its text is missing"
+    )
     yield Finding(
         "unclassified_exception",
         seen.run.index,
@@ -205,6 +232,7 @@ def collective_timeout(seen: RunFacts) -> Iterator[Finding]:
         seen.run.index,
         "low",
         tuple(Evidence.of(event) for event in events[:8]),
-        f"Rank(s) {', '.join(map(str, waiting))} waited in a collective operation until the timeout: another rank had stopped.",
+        f"Rank(s) {', '.join(map(str, waiting))} waited in a collective operation until the timeout: another rank "
+        f"had stopped.",
         "look at the rank that is not among those waiting",
     )

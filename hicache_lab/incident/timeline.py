@@ -97,7 +97,9 @@ def _milestones(milestones: Iterator[ev.Milestone]) -> Iterator[Moment]:
     for milestone in milestones:
         if milestone.name in _STEPS and milestone.name not in said:
             said.add(milestone.name)
-            yield Moment(milestone.at, "server", _STEPS[milestone.name], Evidence.of(milestone), milestone.name == "ready")
+            yield Moment(
+                milestone.at, "server", _STEPS[milestone.name], Evidence.of(milestone), milestone.name == "ready"
+            )
 
 
 def _kill(kill: ev.KernelOom) -> Moment:

@@ -49,7 +49,9 @@ def process_share(pid: int, proc_root: Path = PROC) -> dict[str, Any] | None:
     share: dict[str, Any] = {"pid": pid, "name": fields.get("Name", "?").strip(), "rss_bytes": _kb(fields.get("VmRSS"))}
     try:
         rollup = (folder / "smaps_rollup").read_text(encoding="utf-8", errors="replace")
-        share["pss_bytes"] = _kb(next((line.split(":", 1)[1] for line in rollup.splitlines() if line.startswith("Pss:")), None))
+        share["pss_bytes"] = _kb(
+            next((line.split(":", 1)[1] for line in rollup.splitlines() if line.startswith("Pss:")), None)
+        )
     except OSError:
         share["pss_bytes"] = None
     return share
@@ -131,7 +133,7 @@ class CrashSafeFile:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes()[-1:] == b"\n"
+            torn = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
             self._file: TextIO = path.open("a", encoding="utf-8")
         except OSError as error:
             raise HostError(f"--output {path}: cannot be written: {error.strerror}") from error

@@ -14,9 +14,13 @@ from hicache_lab.load.plans import (
     Session,
     Turn,
     multi_turn,
+    plan_of,
     random_prompts,
+    rounds,
     shared_prefix,
     trace_replay,
+    trace_rows,
+    warmup_plan,
     write_evict_read,
 )
 from hicache_lab.load.results import Hits, LoadResult, RequestRecord, ServerSample, Spread
@@ -38,9 +42,13 @@ __all__ = [
     "Turn",
     "load",
     "multi_turn",
+    "plan_of",
     "random_prompts",
+    "rounds",
     "run_load",
     "shared_prefix",
     "trace_replay",
+    "trace_rows",
+    "warmup_plan",
     "write_evict_read",
 ]

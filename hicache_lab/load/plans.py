@@ -8,12 +8,16 @@ for token.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from itertools import accumulate
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from hicache_lab.errors import UsageError
+
+if TYPE_CHECKING:
+    from hicache_lab.traces import Trace
 
 Form = Literal["ids", "text"]
 Tokens = tuple[int, ...]
@@ -151,6 +155,50 @@ def multi_turn(
     return Plan("multi_turn", seed, (Phase("conversations", sessions),), form, parameters)
 
 
+def rounds(
+    *,
+    seed: int,
+    conversations: int,
+    turns: int,
+    first_tokens: int,
+    turn_tokens: int,
+    answer_tokens: int,
+    form: Form = "ids",
+) -> Plan:
+    """Conversations that take turns: each has its turn before any of them comes back, as users do who read and type.
+
+    One session at a time sends them in an order that is known, so a cache of a known size forgets a known part of them.
+    Answers are not sent back: a turn is what was said before and something new.
+
+    Args:
+        seed: of the prompts.
+        conversations: how many.
+        turns: of each; one phase a turn.
+        first_tokens: the first message.
+        turn_tokens: every later message.
+        answer_tokens: every answer.
+        form: ids or text.
+    """
+    _positive(conversations=conversations, turns=turns, first_tokens=first_tokens, turn_tokens=turn_tokens)
+    draw = _Drawer(seed)
+    whole = [draw(first_tokens + (turns - 1) * turn_tokens) for _ in range(conversations)]
+    phases = tuple(
+        Phase(
+            f"turn {turn + 1}",
+            tuple(Session((Turn(said[: first_tokens + turn * turn_tokens], answer_tokens),)) for said in whole),
+        )
+        for turn in range(turns)
+    )
+    parameters = {
+        "conversations": conversations,
+        "turns": turns,
+        "first_tokens": first_tokens,
+        "turn_tokens": turn_tokens,
+        "answer_tokens": answer_tokens,
+    }
+    return Plan("rounds", seed, phases, form, parameters)
+
+
 def shared_prefix(
     *,
     seed: int,
@@ -223,6 +271,60 @@ def write_evict_read(
     }
     phases = (Phase("write", written), Phase("evict", evicting), Phase("read", written))
     return Plan("write_evict_read", seed, phases, form, parameters)
+
+
+def plan_of(name: str, seed: int, parameters: Mapping[str, Any]) -> Plan:
+    """Make a plan again from what a result recorded of it.
+
+    Raises:
+        UsageError: a replayed trace, which the record does not hold.
+    """
+    makers: dict[str, Callable[..., Plan]] = {
+        "multi_turn": multi_turn,
+        "rounds": rounds,
+        "shared_prefix": shared_prefix,
+        "random": random_prompts,
+        "write_evict_read": write_evict_read,
+    }
+    if name not in makers:
+        raise UsageError(f"plan {name}: cannot be made again from its seed; expected one of {', '.join(makers)}")
+    wanted = signature(makers[name]).parameters
+    return makers[name](seed=seed, **{name: value for name, value in parameters.items() if name in wanted})
+
+
+def warmup_plan(plan: Plan, count: int) -> Plan:
+    """Short prompts that share nothing with the plan's."""
+    return random_prompts(seed=-1 - plan.seed, prompts=count, prompt_tokens=16, answer_tokens=4, form=plan.form)
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """One request of a trace that was read from a file; see ``TraceRow``."""
+
+    at_s: float
+    block_ids: tuple[int, ...]
+    input_tokens: int
+    output_tokens: int
+
+
+def trace_rows(trace: Trace, requests: int | None = None) -> Iterator[RecordedRequest]:
+    """The first requests of a trace, arrivals counted from the first.
+
+    Raises:
+        InputError: the trace holds lengths only, so nobody knows which prompts share a prefix.
+    """
+    trace.require_prefixes("a replay")
+    head = trace if requests is None else trace.head(requests)
+    arrivals = None if head.arrival_s is None else head.arrival_s - head.arrival_s.min()
+    for place in range(head.requests):
+        first = int(head.offsets[place])
+        ids = head.ids[first : first + int(head.prompt_blocks[place])].tolist()
+        yield RecordedRequest(
+            0.0 if arrivals is None else float(arrivals[place]),
+            tuple(ids),
+            int(head.input_tokens[place]),
+            max(int(head.output_tokens[place]), 1),
+        )
 
 
 class TraceRow(Protocol):

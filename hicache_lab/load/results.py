@@ -23,7 +23,7 @@ class RequestRecord:
     """One request, measured at the client; token counts are the server's.
 
     Attributes:
-        index: in sending order; warm-up requests are negative.
+        index: in sending order from 1; warm-up requests count down from -1.
         phase, session, turn: its place in the plan.
         warmup: sent before measuring; in no summary.
         due_s: when it should have been sent (open loop), after the start; None in a closed loop.
@@ -45,17 +45,17 @@ class RequestRecord:
     warmup: bool
     due_s: float | None
     sent_s: float
-    ttft_s: float | None
-    itl_s: tuple[float, ...]
-    e2e_s: float | None
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    cached_tokens: int | None
-    cached_device: int | None
-    cached_host: int | None
-    cached_storage: int | None
-    output_ids: tuple[int, ...]
-    error: str | None
+    ttft_s: float | None = None
+    itl_s: tuple[float, ...] = ()
+    e2e_s: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    cached_device: int | None = None
+    cached_host: int | None = None
+    cached_storage: int | None = None
+    output_ids: tuple[int, ...] = ()
+    error: str | None = None
 
     @property
     def end_s(self) -> float | None:

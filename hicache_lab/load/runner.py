@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from hicache_lab.errors import ServerError, UsageError
 from hicache_lab.load.conversation import Conversation, Target
 from hicache_lab.load.ownloop import in_own_loop
 from hicache_lab.load.pace import LagMeter, Limits, Pace
-from hicache_lab.load.plans import Phase, Plan, Session, random_prompts
+from hicache_lab.load.plans import Phase, Plan, Session, warmup_plan
 from hicache_lab.load.results import LoadResult, RequestRecord
 from hicache_lab.load.watch import PERIOD_SECONDS, Watcher, went_backwards
 from hicache_lab.server import RawStream, Reply, ServerInfo, SglangClient, read_stream
@@ -99,10 +99,8 @@ async def load(
         )
     before = await _server_info(client)
     run = _Run(client, plan, pace, limits or Limits(), target, progress)
-    replicas = max(before.dp_size, 1) if before else 1
-    processes = before.processes if before else 1
-    per_replica = max(processes // replicas, 1) if processes >= replicas else processes
-    watcher = Watcher(client, processes_per_replica=per_replica, period_s=watch_period_s)
+    processes = before.processes_per_replica if before else 1
+    watcher = Watcher(client, processes_per_replica=processes, period_s=watch_period_s)
     return await run.measure(warmup, watcher, before)
 
 
@@ -126,7 +124,7 @@ class _Run:
         self._records: list[RequestRecord] = []
         self._unread: list[tuple[RequestRecord, RawStream]] = []
         self._unread_bytes = 0
-        self._sent = self._tokens = self._failures_in_a_row = 0
+        self._sent = self._measured = self._tokens = self._failures_in_a_row = 0
         self._start = time.perf_counter()
         self._deadline: float | None = None
         self._stop_reason: str | None = None
@@ -179,10 +177,7 @@ class _Run:
         )
 
     async def _warm_up(self, count: int) -> None:
-        plan = random_prompts(
-            seed=-1 - self._plan.seed, prompts=count, prompt_tokens=16, answer_tokens=4, form=self._plan.form
-        )
-        sessions = plan.phases[0].sessions
+        sessions = warmup_plan(self._plan, count).phases[0].sessions
         await asyncio.gather(*(self._session("warm-up", n, s, None, None, warmup=True) for n, s in enumerate(sessions)))
 
     async def _phase(self, phase: Phase) -> None:
@@ -240,7 +235,8 @@ class _Run:
                 if self._must_stop(talk.tokens):
                     return
                 self._sent += 1
-                index = -self._sent if warmup else self._sent
+                self._measured += not warmup
+                index = -self._sent if warmup else self._measured
                 raw = await self._client.collect(request)
                 record = self._record(index, phase, number, place, warmup, due if place == 0 else None, raw)
                 if place == len(session.turns) - 1:
@@ -272,8 +268,8 @@ class _Run:
         if self._bar is not None:
             self._bar.update(1)
         due_s = None if due is None else due - self._start
-        place = (index, phase, session, turn, warmup, due_s, raw.sent_s - self._start)
-        return RequestRecord(*place, None, (), None, None, None, None, None, None, None, output_ids=(), error=raw.error)
+        sent_s = raw.sent_s - self._start
+        return RequestRecord(index, phase, session, turn, warmup, due_s, sent_s, error=raw.error)
 
     def _keep_unread(self, record: RequestRecord, raw: RawStream) -> None:
         self._unread.append((record, raw))
@@ -301,7 +297,7 @@ class _Run:
         return self._stop_reason is not None
 
     @contextlib.contextmanager
-    def _showing(self) -> Any:
+    def _showing(self) -> Iterator[None]:
         from tqdm import tqdm
 
         with tqdm(
@@ -324,7 +320,7 @@ class _Run:
             else:
                 if changed:
                     shown = ", ".join(f"{name}: {then} → {now}" for name, (then, now) in list(changed.items())[:6])
-                    notes.append(f"the server was restarted during the load, with other settings: {shown}")
+                    notes.append(f"the server was restarted during the load; what differs: {shown}")
         late = sorted(r.sent_s - r.due_s for r in self._records if r.due_s is not None)
         if late and late[len(late) // 2] > _LATE_SECONDS:
             half = late[len(late) // 2]

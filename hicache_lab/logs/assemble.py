@@ -33,7 +33,9 @@ _PINNING = re.compile(r"init_kv_buffer|pin_memory|memory_pool_host|HostKVCache|a
 _SECRET = re.compile(
     r"""(['"]?\b(?:admin_)?(?:api_key|ssl_keyfile_password|hf_token|auth_token)['"]?\s*[=:]\s*)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 )
-_BATCH_FIELDS = frozenset(f.name for f in fields(ev.Batch)) - {f.name for f in fields(ev.Event)} - {"phase", "iteration", "other"}
+_BATCH_FIELDS = (
+    frozenset(f.name for f in fields(ev.Batch)) - {f.name for f in fields(ev.Event)} - {"phase", "iteration", "other"}
+)
 
 
 @dataclass
@@ -232,7 +234,11 @@ class Assembler:
         joined = message.rstrip() + ("\n" if natural else " ") + stripped
         head = replace(pending.head, message=joined)
         event = self._event(head, pending.where, cut=False)
-        if event is None or isinstance(event, ev.Failure) or (pending.event is not None and type(event) is not type(pending.event)):
+        if (
+            event is None
+            or isinstance(event, ev.Failure)
+            or (pending.event is not None and type(event) is not type(pending.event))
+        ):
             return False
         if pending.event is not None and replace(event, text="") == replace(pending.event, text=""):
             # nothing was gained; a line by nature may still be followed by one that tells more
@@ -247,7 +253,13 @@ class Assembler:
 
     def _event(self, head: Head, where: ev.Where, *, cut: bool) -> ev.Event | None:
         message = head.message.strip()
-        common: dict[str, Any] = {"where": where, "at": head.at, "rank": head.rank, "text": message, "prefix": head.prefix}
+        common: dict[str, Any] = {
+            "where": where,
+            "at": head.at,
+            "rank": head.rank,
+            "text": message,
+            "prefix": head.prefix,
+        }
         if message.startswith("server_args="):
             message = common["text"] = _SECRET.sub(r"\1'***'", message)
             return ev.ServerArgs(**common, variant="server_args", args=MappingProxyType(server_args_entries(message)))

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.assemble import Assembler
-from hicache_lab.logs.reader import STDIN, Source, arrays, chunks, follow, sources
+from hicache_lab.logs.reader import Source, arrays, chunks, follow, sources
 from hicache_lab.logs.run import Run
 
 if TYPE_CHECKING:
@@ -46,7 +48,9 @@ _OWN = frozenset(
 # below this the patient parser alone is faster than loading the byte scanner
 _PATIENT_BYTES = 6 << 20
 _USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage")
-_OWN_MILESTONES = frozenset({"ready", "weights_begin", "weights_end", "dist_begin", "dist_end", "pool_end", "tree_init"})
+_OWN_MILESTONES = frozenset(
+    {"ready", "weights_begin", "weights_end", "dist_begin", "dist_end", "pool_end", "tree_init"}
+)
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Log:
         recognised_lines: statements recognised (a statement of several lines counts once).
         own_lines: those among them that only SGLang makes.
         columns: the batch lines as columns, if they were asked for.
+        interrupted: somebody stopped the reading; what came before is here.
     """
 
     sources: list[Source] = field(default_factory=list)
@@ -69,6 +74,7 @@ class Log:
     own_lines: int = 0
     access: Counter[str] = field(default_factory=Counter)
     mentions_sglang: bool = False
+    interrupted: bool = False
     columns: ColumnStore | None = None
 
     @property
@@ -86,6 +92,7 @@ def read_log(
     *,
     columns: bool = False,
     patient: bool | None = None,
+    keep_partial: bool = False,
     on_read: Callable[[int], object] | None = None,
 ) -> Log:
     """Read logs whole, in memory bounded whatever their size.
@@ -95,6 +102,7 @@ def read_log(
         columns: keep every batch line's fields as columns (``frames`` makes DataFrames of them).
         patient: use only the line-by-line parser (true) or the byte scanner (false); by default the size decides,
             because loading the scanner pays off only for large logs. Both give the same.
+        keep_partial: on an interrupt (Ctrl-C) give what was read so far instead of raising.
         on_read: called with the bytes of each read, for a progress bar.
 
     Returns:
@@ -111,9 +119,13 @@ def read_log(
 
         log.columns = ColumnStore()
     for source in log.sources:
-        # numba's import and first compilation are worth their time only for a large log
-        small = STDIN not in source.paths and source.size < _PATIENT_BYTES
-        _Stream(log, source).read(on_read, patient=small if patient is None else patient)
+        try:
+            _Stream(log, source).read(on_read, patient)
+        except KeyboardInterrupt:
+            if not keep_partial:
+                raise
+            log.interrupted = True
+            break
     return log
 
 
@@ -160,26 +172,30 @@ class _Stream:
         self.path = source.paths[0]
         self.previous_line = 0
 
-    def read(self, on_read: Callable[[int], object] | None, *, patient: bool) -> None:
-        scanner = None
-        if not patient:
-            from hicache_lab.logs.scanner import Scanner
-
-            scanner = Scanner()
-        for self.path in self.source.paths:
-            self.previous_line = 0
+    def read(self, on_read: Callable[[int], object] | None, patient: bool | None) -> None:
+        scanner: Scanner | None = None
+        for path in self.source.paths:
+            self.path, self.previous_line = path, 0
             self.starts = [(0, self.run)] if self.run else []
+            coming = arrays(path, on_read=on_read)
+            # numba's import and first compilation are worth their time only for a large log, and a pipe or a
+            # compressed file does not tell its size: look at the beginning first
+            held, small = _beginning(coming) if patient is None and scanner is None else ([], patient is True)
+            if small:
+                self._patiently(chain(held, coming))
+                continue
             if scanner is None:
-                self._patiently(on_read)
-            else:
-                scanner.lines = 0
-                for found in _ahead(_scans(scanner, self.path, on_read)):
-                    self._found(found, scanner)
-                self.log.lines += scanner.lines
+                from hicache_lab.logs.scanner import Scanner
+
+                scanner = Scanner()
+            scanner.lines = 0
+            for found in _ahead(_scans(scanner, chain(held, coming))):
+                self._found(found, scanner)
+            self.log.lines += scanner.lines
         self._take(self.assembler.close())
 
-    def _patiently(self, on_read: Callable[[int], object] | None) -> None:
-        for chunk in arrays(self.path, on_read=on_read):
+    def _patiently(self, coming: Iterable[npt.NDArray[np.uint8]]) -> None:
+        for chunk in coming:
             text = chunk.tobytes()
             lines = text.split(b"\n")
             ended = lines.pop() == b"" if text.endswith(b"\n") else False
@@ -243,7 +259,9 @@ class _Stream:
         mine = [m for m in run.of(ev.Milestone) if m.rank == event.rank]
         # a draft model loads its weights in the same launch; a launch that was ready or had failed does not
         again = any(m.name == event.name for m in mine)
-        over = run.milestone("ready") or run.counts["process_death"] or run.counts["host_refusal"] or run.counts["failure"]
+        over = (
+            run.milestone("ready") or run.counts["process_death"] or run.counts["host_refusal"] or run.counts["failure"]
+        )
         return again and (event.name == "dist_begin" or bool(over))
 
     def _batch(self, batch: ev.Batch, run: Run) -> None:
@@ -312,8 +330,20 @@ class _Stream:
             self.log.columns.add_rows(rows, phase, scanner.tags, self.path, run.index)
 
 
-def _scans(scanner: Scanner, path: str, on_read: Callable[[int], object] | None) -> Iterator[Scan]:
-    for chunk in arrays(path, on_read=on_read):
+def _beginning(coming: Iterator[npt.NDArray[np.uint8]]) -> tuple[list[npt.NDArray[np.uint8]], bool]:
+    """The first chunks, and whether that was all."""
+    held: list[npt.NDArray[np.uint8]] = []
+    size = 0
+    for chunk in coming:
+        held.append(chunk)
+        size += len(chunk)
+        if size >= _PATIENT_BYTES:
+            return held, False
+    return held, True
+
+
+def _scans(scanner: Scanner, coming: Iterable[npt.NDArray[np.uint8]]) -> Iterator[Scan]:
+    for chunk in coming:
         position = 0
         while position < len(chunk):
             position, found = scanner.scan(chunk, position)

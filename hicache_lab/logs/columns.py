@@ -82,12 +82,19 @@ class ColumnStore:
         for name in names:
             pieces = [part[name] if name in part else _absent(name, len(part["line"])) for part in parts]
             out[name] = np.concatenate(pieces) if pieces else _absent(name, 0)
+        # lines the patient parser took may have come before those around them
+        place = out["file"].astype(np.int64) << 32 | out["line"]
+        if (np.diff(place) < 0).any():
+            order = np.argsort(place, kind="stable")
+            out = {name: values[order] for name, values in out.items()}
         # one part instead of many from here on: the pieces are not held twice
         self._parts[phase] = [out] if parts else []
         return dict(out)
 
     def __len__(self) -> int:
-        return sum(len(part["line"]) for parts in self._parts.values() for part in parts) + sum(map(len, self._loose.values()))
+        return sum(len(part["line"]) for parts in self._parts.values() for part in parts) + sum(
+            map(len, self._loose.values())
+        )
 
     @staticmethod
     def _number(names: list[str], name: str) -> int:

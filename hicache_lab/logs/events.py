@@ -124,8 +124,8 @@ class DevicePool(Event):
     @property
     def bytes(self) -> int | None:
         """All parts together, or None where the line carries no size."""
-        parts = (self.k_bytes, self.v_bytes, self.kv_bytes, self.conv_bytes, self.ssm_bytes)
-        parts += (self.intermediate_ssm_bytes, self.intermediate_conv_bytes)
+        parts = [self.k_bytes, self.v_bytes, self.kv_bytes, self.conv_bytes, self.ssm_bytes]
+        parts += [self.intermediate_ssm_bytes, self.intermediate_conv_bytes]
         known = [part for part in parts if part is not None]
         return sum(known) if known else None
 

@@ -80,7 +80,8 @@ def allocations(log: Log) -> pd.DataFrame:
 
     rows = []
     for run in log.runs:
-        for pool in (*run.of(ev.HostPool), *run.of(ev.DevicePool)):
+        pools: list[ev.HostPool | ev.DevicePool] = [*run.of(ev.HostPool), *run.of(ev.DevicePool)]
+        for pool in pools:
             tier = "host" if isinstance(pool, ev.HostPool) else "device"
             rows.append(
                 {

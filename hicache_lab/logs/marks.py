@@ -114,5 +114,7 @@ def release_range(lines: Iterable[tuple[str, str]]) -> ReleaseRange | None:
     for variant, text in lines:
         for wording, first, last in _BY_VARIANT.get(variant, ()):
             if wording.search(text):
-                found = ReleaseRange(max(found.first, first, key=parse_version), min(found.last, last, key=parse_version))
+                found = ReleaseRange(
+                    max(found.first, first, key=parse_version), min(found.last, last, key=parse_version)
+                )
     return found if parse_version(found.first) <= parse_version(found.last) else None

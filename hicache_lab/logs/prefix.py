@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from hicache_lab.logs.events import Rank
 
-_TAGS = r"(?:[ ](?:DP|TP|PP|EP|ATTN_CP|MOE_DP|[A-Za-z_][\w.]*)\d*)*"
+_TAGS = r"(?: [A-Za-z0-9_. ]*)?"
 # the ordinary prefix, found anywhere in a line: progress bars end without a newline
 _HEAD = re.compile(rf"\[(\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d{{1,6}}))?({_TAGS})\] ?")
 # before 0.4.4 there was no date; a rank tag is demanded, because progress bars print [00:18<00:01]

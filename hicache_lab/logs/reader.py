@@ -26,7 +26,9 @@ from hicache_lab.logs.prefix import records
 CHUNK = 2 << 20
 _MAX_LINE = 64 << 20
 _NEWLINE = 10
-_ROTATED = re.compile(r"(\.log|\.txt|\.out|\.err)?(?:[.-](\d{1,3}|\d{4}-?\d\d-?\d\d(?:[-T_]?\d{2,6})?))?(\.(?:gz|zst|bz2|xz))?$")
+_ROTATED = re.compile(
+    r"(\.log|\.txt|\.out|\.err)?(?:[.-](\d{1,3}|\d{4}-?\d\d-?\d\d(?:[-T_]?\d{2,6})?))?(\.(?:gz|zst|bz2|xz))?$"
+)
 STDIN = "-"
 
 
@@ -52,16 +54,20 @@ def open_bytes(path: str) -> BinaryIO:
     if path == STDIN:
         return sys.stdin.buffer
     try:
-        raw = Path(path).open("rb")
+        raw = Path(path).open("rb")  # noqa: SIM115 - the caller closes it
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}; give the path of a log file") from error
     magic = raw.read(6)
     raw.seek(0)
-    packed = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+    packed: dict[bytes, Callable[[str], object]] = {
+        b"\x1f\x8b": gzip.open,
+        b"BZh": bz2.open,
+        b"\xfd7zXZ\x00": lzma.open,
+    }
     for mark, opener in packed.items():
         if magic.startswith(mark):
             raw.close()
-            return cast("BinaryIO", opener(path, "rb"))
+            return cast("BinaryIO", opener(path))
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
         import zstandard
 
@@ -115,7 +121,7 @@ def arrays(
         while True:
             buffer = np.empty(len(tail) + size, np.uint8)
             buffer[: len(tail)] = tail
-            count = stream.readinto(memoryview(buffer)[len(tail) :])
+            count = cast("io.BufferedReader", stream).readinto(buffer[len(tail) :].data)
             if not count:
                 if len(tail):
                     yield tail
@@ -207,14 +213,18 @@ def _files(paths: Iterable[str]) -> Iterator[str]:
         if path == STDIN:
             yield path
         elif Path(path).is_dir():
-            inside = [p for p in sorted(Path(path).iterdir()) if p.is_file() and re.search(r"\.(log|txt|out|err)\b", p.name)]
+            inside = [
+                p for p in sorted(Path(path).iterdir()) if p.is_file() and re.search(r"\.(log|txt|out|err)\b", p.name)
+            ]
             if not inside:
                 raise InputError(f"{path}: a directory without *.log, *.txt, *.out or *.err files; name the log file")
             yield from (str(p) for p in inside)
         elif Path(path).exists():
             yield path
         else:
-            raise InputError(f"{path}: no such file; give the path of a server log, a directory of logs, or - for standard input")
+            raise InputError(
+                f"{path}: no such file; give the path of a server log, a directory of logs, or - for standard input"
+            )
 
 
 def _in_order(paths: list[str]) -> list[str]:
@@ -224,7 +234,10 @@ def _in_order(paths: list[str]) -> list[str]:
     if all(first.values()):
         return sorted(paths, key=lambda path: first[path] or "")
     # without times: the highest rotation number is the oldest, the plain name the newest
-    return sorted(paths, key=lambda path: -int(number[2]) if (number := _ROTATED.search(path)) and (number[2] or "").isdigit() else 1)
+    return sorted(
+        paths,
+        key=lambda path: -int(number[2]) if (number := _ROTATED.search(path)) and (number[2] or "").isdigit() else 1,
+    )
 
 
 def first_time(path: str) -> str | None:
@@ -239,7 +252,11 @@ def first_time(path: str) -> str | None:
 
 
 def follow(
-    path: str, *, poll_s: float = 0.5, stop: Callable[[], bool] = lambda: False, sleep: Callable[[float], None] = time.sleep
+    path: str,
+    *,
+    poll_s: float = 0.5,
+    stop: Callable[[], bool] = lambda: False,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[bytes]:
     """Whole lines of a growing file, for ever: a file that was cut short or replaced is opened again.
 

@@ -139,13 +139,13 @@ class Run:
         args = self.args
         if "tp_size" not in args:
             return None
-        sizes = [args.get("tp_size"), args.get("pp_size", 1)]
-        if not args.get("enable_dp_attention"):
-            sizes.append(args.get("dp_size", 1))
-        if not all(isinstance(size, int) and size > 0 for size in sizes):
+        names = ["tp_size", "pp_size"] + ([] if args.get("enable_dp_attention") else ["dp_size"])
+        sizes = [args.get(name, 1) for name in names]
+        whole = [size for size in sizes if isinstance(size, int) and size > 0]
+        if len(whole) < len(sizes):
             return None
         nodes = args.get("nnodes", 1)
-        return max(math.prod(sizes) // (nodes if isinstance(nodes, int) and nodes > 0 else 1), 1)
+        return max(math.prod(whole) // (nodes if isinstance(nodes, int) and nodes > 0 else 1), 1)
 
     @property
     def ranks_seen(self) -> list[str]:

@@ -11,7 +11,7 @@ from hicache_lab.errors import UsageError
 from hicache_lab.geometry import ModelGeometry, load_geometry
 from hicache_lab.host import HostMemory
 from hicache_lab.launch import LaunchConfig
-from hicache_lab.launch.config import FLAG_FIELDS
+from hicache_lab.launch.config import FIELD_TYPES, FLAG_FIELDS
 from hicache_lab.preflight.verdict import Question
 from hicache_lab.releases import rules_for
 from hicache_lab.sizing.rank import DeviceFacts
@@ -19,6 +19,7 @@ from hicache_lab.units import GB, parse_bytes
 
 HOST_FACTS = ("host_ram", "available", "hugepages", "cgroup_limit", "cgroup_usage")
 DEVICE_FACTS = ("device_tokens", "device_kv_gb", "swa_device_tokens", "mamba_slots")
+_WHOLE_FACTS = ("device_tokens", "swa_device_tokens", "mamba_slots")
 OTHER_FACTS = ("overhead", "headroom", "draft_model")
 
 
@@ -56,10 +57,11 @@ def host_from_facts(facts: Mapping[str, str | None]) -> tuple[HostMemory | None,
 
 def device_from_facts(facts: Mapping[str, Any]) -> DeviceFacts:
     """Device facts; tokens must be positive whole numbers, ``device_kv_gb`` GB (1e9) of KV on one rank."""
-    for name in ("device_tokens", "swa_device_tokens", "mamba_slots", "device_kv_gb"):
+    for name in DEVICE_FACTS:
         value = facts.get(name)
-        if value is not None and value <= 0:
-            raise UsageError(f"--{name.replace('_', '-')}: expected more than 0, got {value}")
+        _check_type(name, value, "float" if name == "device_kv_gb" else "int")
+        if value is not None and not 0 < value < _MOST_DEVICE:
+            raise UsageError(f"--{name.replace('_', '-')}: expected a number above 0 and below 1e15, got {value}")
     kv_gb = facts.get("device_kv_gb")
     return DeviceFacts(
         tokens=facts.get("device_tokens"),
@@ -94,7 +96,8 @@ def ask(
         UsageError: an unknown name (with a suggestion) or a quantity without its unit.
         UnknownFact: a model or release that is not known.
     """
-    flags = {name: facts.pop(name) for name in list(facts) if name in FLAG_FIELDS}
+    flags = {name: _whole(facts.pop(name), FIELD_TYPES[name]) for name in list(facts) if name in FLAG_FIELDS}
+    facts = {name: _whole(value, "int" if name in _WHOLE_FACTS else "") for name, value in facts.items()}
     known = (*HOST_FACTS, *DEVICE_FACTS, *OTHER_FACTS)
     for name in facts:
         if name not in known:
@@ -108,7 +111,7 @@ def ask(
     if host is None:
         host, ram_is_known = host_from_facts(facts)
     overhead, headroom = facts.get("overhead"), facts.get("headroom")
-    draft = facts.get("draft_model")
+    draft = _draft(facts.get("draft_model"))
     return Question(
         config=config,
         geometry=geometry,
@@ -117,40 +120,83 @@ def ask(
         device=device_from_facts(facts),
         overhead_bytes=parse_bytes(str(overhead), what="--overhead") if overhead is not None else 0,
         headroom_bytes=parse_bytes(str(headroom), what="--headroom") if headroom is not None else None,
-        draft=load_geometry(draft) if draft is not None else None,
+        draft=draft,
         ram_is_known=ram_is_known,
     )
 
 
-_AT_LEAST_ONE = (
-    "tp_size",
-    "pp_size",
-    "dp_size",
-    "nnodes",
-    "page_size",
-    "dcp_size",
-    "attn_dp_size",
-    "attn_cp_size",
-    "max_total_tokens",
-)
+def _draft(model: Any) -> ModelGeometry | None:
+    """The separate draft model; its layers must keep keys and values of every token."""
+    if model is None:
+        return None
+    draft = load_geometry(model)
+    if draft.full is None and draft.latent is None and draft.kv_row_bytes is None:
+        raise UsageError(f"--draft-model {draft.name}: a draft has attention layers; this model's are {draft.kind}")
+    return draft
+
+
+_MOST_RANKS = 65_536
+_MOST_DEVICE = 10**15
+# flag: the most that is taken for meant
+_AT_LEAST_ONE = {
+    "tp_size": _MOST_RANKS,
+    "pp_size": _MOST_RANKS,
+    "dp_size": _MOST_RANKS,
+    "nnodes": _MOST_RANKS,
+    "dcp_size": _MOST_RANKS,
+    "attn_dp_size": _MOST_RANKS,
+    "attn_cp_size": _MOST_RANKS,
+    "page_size": 2**20,
+    "max_total_tokens": _MOST_DEVICE,
+    "max_mamba_cache_size": _MOST_DEVICE,
+    "speculative_num_steps": 1024,
+}
+
+
+def _whole(value: Any, kind: str) -> Any:
+    """A whole number that JSON wrote as 8.0."""
+    return int(value) if kind == "int" and isinstance(value, float) and value.is_integer() else value
+
+
+_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+_TYPE_WORDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
+
+
+def _check_type(name: str, value: object, kind: str) -> None:
+    """A fact or a flag of a case or a call is of the type that the command line would have read."""
+    kind = kind.split(" |", maxsplit=1)[0]
+    wrong = isinstance(value, bool) and kind in ("int", "float")
+    if value is not None and (wrong or not isinstance(value, _TYPES.get(kind, (object,)))):
+        raise UsageError(f"--{name.replace('_', '-')}: expected {_TYPE_WORDS[kind]}, got {str(value)[:60]!r}")
 
 
 def check_numbers(config: LaunchConfig) -> None:
-    """Sizes of groups and pages must be at least 1, and a ratio a finite number.
+    """Sizes of groups and pages must be at least 1 and can be meant, and a ratio a finite number.
 
     Raises:
         UsageError: names the flag.
     """
-    for name in _AT_LEAST_ONE:
+    for name, value in config.given():
+        _check_type(name, value, FIELD_TYPES[name])
+    for name, most in _AT_LEAST_ONE.items():
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+        if value is not None and value > most:
+            raise UsageError(f"--{name.replace('_', '-')}: expected at most {most}, got {value}")
+    swa, mamba = config.swa_full_tokens_ratio, config.mamba_full_memory_ratio
+    if swa is not None and not 0 < swa <= 1:
+        raise UsageError(f"--swa-full-tokens-ratio: expected a number above 0 and up to 1, got {swa}")
+    if mamba is not None and not 0 < mamba < 1e6:
+        raise UsageError(f"--mamba-full-memory-ratio: expected a number above 0, got {mamba}")
     ratio = config.hicache_ratio
     if ratio is not None and not 0 < ratio < 1e6:
         raise UsageError(f"--hicache-ratio: expected a number above 0, got {ratio}")
     size = config.hicache_size
     if size is not None and not 0 <= size < 1e9:
         raise UsageError(f"--hicache-size: expected GB (1e9 bytes) per rank, 0 or more, got {size}")
+    if config.processes > _MOST_RANKS:
+        raise UsageError(f"--tp-size × --pp-size × --dp-size: expected at most {_MOST_RANKS}, got {config.processes}")
     ranks, nodes = config.ranks_per_engine, config.nnodes or 1
     if ranks % nodes:
         raise UsageError(f"--nnodes {nodes}: {ranks} ranks (tp × pp) do not divide over the nodes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hicache_lab.errors import HicacheLabError
+from hicache_lab.errors import HicacheLabError, UsageError
 from hicache_lab.preflight.ask import ask
 from hicache_lab.preflight.record import answer_record
 from hicache_lab.preflight.verdict import assess
@@ -16,7 +16,9 @@ TOLERANCE = 0.005
 _FIGURES = ("per_rank_tokens", "per_rank_gb", "host_gb", "allocated_host_gib", "resolved_ratio")
 
 
-def _far(expected: float, got: float | None) -> bool:
+def _far(expected: object, got: float | None) -> bool:
+    if isinstance(expected, bool) or not isinstance(expected, (int, float)):
+        raise UsageError(f"expect: expected a number, got {str(expected)[:60]!r}")
     return got is None or abs(got - expected) > TOLERANCE * abs(expected)
 
 

@@ -105,7 +105,8 @@ def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advi
         most = max(1, limit // GB + 1)
         start = most // question.config.ranks_per_host + 1
         sizes = _largest(lambda n: assess(with_size(question, n)), accepted, most, start)
-    if question.rules.has_ratio_flag and (question.device.tokens or question.device.kv_bytes):
+    known = question.device.tokens or question.device.kv_bytes or question.config.max_total_tokens
+    if question.rules.has_ratio_flag and known:
         most = _MOST_RATIO * _RATIO_STEP
         ratios = _largest(lambda n: assess(with_ratio(question, n / _RATIO_STEP)), accepted, most, 2 * _RATIO_STEP)
     return Advice(

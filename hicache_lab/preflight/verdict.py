@@ -11,6 +11,7 @@ from hicache_lab.geometry import ModelGeometry
 from hicache_lab.host import HostMemory
 from hicache_lab.launch import LaunchConfig, Rejection, refusals
 from hicache_lab.launch.flags import known_flags
+from hicache_lab.preflight.decode import unset_ratio
 from hicache_lab.releases import RESERVE_BYTES, ReleaseRules
 from hicache_lab.resolution import HicacheArguments, Resolution, resolve_arguments
 from hicache_lab.sizing.guard import HostView, LaunchFailure, rank_budget
@@ -204,7 +205,14 @@ def _argparse_refusals(question: Question) -> list[Rejection]:
 
 def _contradiction(question: Question) -> Refusal | None:
     """Flags that the server itself refuses before anything is built."""
-    config = question.config
+    config, rules = question.config, question.rules
+    for flag, value, known in (
+        ("--hicache-size", config.hicache_size, rules.has_size_flag),
+        ("--hicache-ratio", config.hicache_ratio, rules.has_ratio_flag),
+    ):
+        if value and not known:
+            why = f"{rules.version} does not have {flag} yet"
+            return Refusal(flag, "argparse", f"unrecognized arguments: {flag} {value}", why)
     for rejection in _argparse_refusals(question):
         return Refusal(rejection.flag, "argparse", rejection.message)
     if config.disable_radix_cache:
@@ -213,7 +221,17 @@ def _contradiction(question: Question) -> Refusal | None:
             "used at the same time. Please use only one of them."
         )
         return Refusal("--disable-radix-cache", "ValueError", text, "the host tier extends the radix cache")
-    return _dcp_contradiction(question) if (config.dcp_size or 1) > 1 else None
+    if (config.dcp_size or 1) > 1 and (refused := _dcp_contradiction(question)) is not None:
+        return refused
+    heads = question.geometry.full
+    if heads is not None and not heads.splits_evenly(config.attn_tp_size):
+        return Refusal(
+            "--tp-size",
+            "AssertionError",
+            f"{heads.kv_heads} KV heads and {config.attn_tp_size} ranks that share them: neither divides the other",
+            "the attention layers assert it while the model is built (models/llama.py and its like)",
+        )
+    return None
 
 
 def _dcp_contradiction(question: Question) -> Refusal | None:
@@ -342,11 +360,6 @@ def _warnings(question: Question, ranks: Sequence[RankPools]) -> list[str]:
         found.append(f"geometry of {geometry.name}: {geometry.confidence} source, not confirmed from its own config")
     stops = {one.message for one in _argparse_refusals(question)}
     found += [one.message for one in refusals(question.config, question.rules.version) if one.message not in stops]
-    if geometry.full is not None and not geometry.full.splits_evenly(question.config.attn_tp_size):
-        found.append(
-            f"--tp-size: {geometry.full.kv_heads} KV heads and {question.config.attn_tp_size} ranks do not divide; "
-            "the server stops at an assertion"
-        )
     found += [text for rank in ranks[:1] for text in rank.uncounted]
     for pool in ranks[0].pools if ranks else ():
         done = construct_pool(pool.spec, question.rules, HostView(2**62))
@@ -357,13 +370,13 @@ def _warnings(question: Question, ranks: Sequence[RankPools]) -> list[str]:
 def _judge(question: Question, answer: Answer) -> Verdict:
     """The verdict of a plan whose bytes are known, on a host that is known."""
     together, apart = answer.orders
-    first = together.refusal if together.resident_bytes == 0 else None
-    if first is not None and first.error == "AssertionError":
-        return "ASSERT"
-    if first is not None:
-        return "REFUSED"
     limit = question.limit_bytes
     assert limit is not None
+    stopped = together.refusal if together.resident_bytes <= limit else None
+    if stopped is not None and stopped.error == "AssertionError":
+        return "ASSERT"
+    if stopped is not None and together.resident_bytes == 0:
+        return "REFUSED"
     if answer.resident_bytes > limit:
         clean = all(order.refusal is not None and order.resident_bytes <= limit for order in answer.orders)
         return "REFUSED" if clean else "OOM_RISK"
@@ -392,17 +405,20 @@ def assess(question: Question) -> Answer:
     if refused is None and resolution.outcome != "ok":
         refused = Refusal("HiCache arguments", resolution.outcome, resolution.message or "")
     if refused is not None:
-        return Answer(question, "REFUSED", refusal=refused, warnings=tuple(_warnings(question, ())))
+        kind: Verdict = "ASSERT" if refused.error == "AssertionError" else "REFUSED"
+        return Answer(question, kind, refusal=refused, warnings=tuple(_warnings(question, ())))
     return _assess_resolved(question, resolution, config)
 
 
 def _assess_resolved(question: Question, resolution: Resolution, config: LaunchConfig) -> Answer:
-    arguments = resolution.arguments
+    arguments, asked = resolution.arguments, question
     question = replace(question, config=replace(config, hicache_mem_layout=arguments.hicache_mem_layout))
     notes = [text for _, text in resolution.logs]
     planners = _planners(question)
     size_gb = config.hicache_size or 0
-    ratio = arguments.hicache_ratio if arguments.hicache_ratio is not None else 2.0
+    ratio = arguments.hicache_ratio
+    if ratio is None:
+        ratio = unset_ratio(config, question.geometry, question.rules, planners[0].device_tokens)
     sized: AutoSize | None = None
     missing: list[str] = []
     try:
@@ -412,8 +428,10 @@ def _assess_resolved(question: Question, resolution: Resolution, config: LaunchC
         stages = _stage_pools(planners, ratio, size_gb)
     except LaunchFailure as failure:
         kind: Verdict = "ASSERT" if failure.kind == "AssertionError" else "REFUSED"
-        refusal = Refusal("--hicache-size" if size_gb > 0 else "--hicache-ratio", failure.kind, failure.message)
-        return Answer(question, kind, refusal=refusal, warnings=tuple(_warnings(question, ())), notes=tuple(notes))
+        of_model = any(failure is planner.refusal for planner in planners)
+        flag = "--model-path" if of_model else "--hicache-size" if size_gb > 0 else "--hicache-ratio"
+        refusal = Refusal(flag, failure.kind, failure.message)
+        return Answer(question, kind, refusal=refusal, warnings=tuple(_warnings(asked, ())), notes=tuple(notes))
     ranks = _on_one_host(question, stages)
     answer = Answer(
         question,
@@ -422,7 +440,7 @@ def _assess_resolved(question: Question, resolution: Resolution, config: LaunchC
         ratio=None if size_gb > 0 else ratio,
         size_gb=size_gb,
         auto=sized,
-        warnings=tuple(dict.fromkeys(_warnings(question, ranks))),
+        warnings=tuple(dict.fromkeys(_warnings(asked, ranks))),
         notes=tuple(dict.fromkeys([*notes, *ranks[0].assumed])),
         missing=tuple(dict.fromkeys([*missing, *ranks[0].missing, *_missing_host(question)])),
     )

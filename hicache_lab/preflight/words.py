@@ -11,6 +11,8 @@ from hicache_lab.releases import RESERVE_BYTES, first_release_with
 from hicache_lab.sizing.guard import rank_budget, sample_available
 from hicache_lab.units import GB, format_both, format_gb, format_gib
 
+_WORTH_SAYING = 0.001  # an index buffer's extra page is not
+
 
 def _amount(n_bytes: float) -> str:
     """GB with decimals only where they say something."""
@@ -25,13 +27,14 @@ def headline(answer: Answer) -> str:
             return f"{answer.verdict}  {answer.refusal.flag}: {answer.refusal.message}"
         return f"{answer.verdict}  missing: {'; '.join(answer.missing)}"
     by = "--hicache-size is per rank" if answer.size_gb > 0 else f"--hicache-ratio {answer.ratio:g} is per rank"
-    total = f"{answer.ranks_on_host} ranks × {format_gb(rank.requested_bytes)} = {_amount(answer.host_bytes)}"
+    ranks = "1 rank" if answer.ranks_on_host == 1 else f"{answer.ranks_on_host} ranks"
+    total = f"{ranks} × {format_gb(rank.requested_bytes)} = {_amount(answer.host_bytes)}"
     if len({one.requested_bytes for one in answer.ranks}) > 1:
         total = (
             f"{answer.ranks_on_host} ranks, up to {format_gb(rank.requested_bytes)} each = {_amount(answer.host_bytes)}"
         )
     line = f"{answer.verdict}  {by}: {total} ({format_gib(answer.host_bytes, 0)})"
-    if answer.resident_bytes != answer.host_bytes:
+    if abs(answer.resident_bytes - answer.host_bytes) > _WORTH_SAYING * answer.host_bytes:
         line += f", {format_both(answer.resident_bytes)} really taken"
     if question.host is not None:
         line += f"; this host has {format_gb(question.host.effective_available_bytes, 0)} available"
@@ -75,9 +78,10 @@ def _outcome(answer: Answer) -> list[str]:
     question, lines = answer.question, []
     if answer.verdict == "OOM_RISK":
         limit = question.limit_bytes or 0
-        lines.append(
-            f"the host is out of memory at about {format_gb(max(0, limit), 0)} resident; the kernel kills workers"
-        )
+        if limit <= 0:
+            other = format_gb(question.overhead_bytes)
+            return [f"the server's other memory ({other}) alone takes all that is available, before any host pool"]
+        lines.append(f"the host is out of memory at about {format_gb(limit, 0)} resident; the kernel kills workers")
         if answer.orders and answer.orders[1].refusal is not None:
             lines.append(
                 f"if the ranks come {_order_line(answer.orders[1]).removeprefix('checking ')}: a clean refusal"
@@ -106,7 +110,7 @@ def _refusal(answer: Answer) -> list[str]:
 
 
 def _doing(answer: Answer, advice: Advice | None) -> list[str]:
-    if advice is None or answer.verdict == "FITS":
+    if advice is None or answer.verdict == "FITS" or answer.question.host is None:
         return []
     choices = []
     if advice.size_gb is not None and advice.size_bytes is not None:

@@ -9,7 +9,11 @@ import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from hicache_lab.errors import HostError
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -61,11 +65,15 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class FigureBlock:
-    """A figure: interactive in HTML; in Markdown the caption and a line of blocks stand for it."""
+    """A figure: interactive in HTML; in Markdown an image, or the caption and a line of blocks, stands for it.
+
+    ``file`` is what was drawn, relative to the document: an image is shown, an HTML figure is linked to.
+    """
 
     figure: Any
     caption: str
     sketch: str = ""
+    file: str = ""
 
 
 Block = Heading | Paragraph | Bullets | Table | Code | Room | FigureBlock
@@ -128,7 +136,9 @@ def escape_markdown(text: str) -> str:
 
 
 def _controls(text: str) -> str:
-    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text.replace("\t", " "))
+    return "".join(
+        char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text.replace("\t", " ")
+    )
 
 
 def _fence(text: str) -> str:
@@ -156,6 +166,9 @@ def _markdown(block: Block) -> str:
         return _fence(block.text)
     if isinstance(block, Room):
         return f"> ✎ {escape_markdown(block.prompt)}\n>\n> …"
+    if block.file:
+        image = "" if block.file.endswith(".html") else "!"
+        return f"{image}[{escape_markdown(block.caption)}]({quote(block.file)})"
     sketch = f"{_fence(block.sketch)}\n\n" if block.sketch else ""
     return f"{sketch}*{escape_markdown(block.caption)} The interactive figure is in the HTML file.*"
 
@@ -188,3 +201,23 @@ def _table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _figure_html(figure: Figure) -> str:
     return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
+
+
+def write_report(document: Document, folder: Path, name: str = "postmortem") -> tuple[Path, Path]:
+    """Write ``NAME.md`` and ``NAME.html``; each appears whole or not at all.
+
+    Raises:
+        HostError: the folder cannot be written.
+    """
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for suffix, text in ((".md", document.to_markdown()), (".html", document.to_html())):
+            path = folder / f"{name}{suffix}"
+            part = path.with_name(path.name + ".part")
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+            written.append(path)
+    except OSError as error:
+        raise HostError(f"{folder}: cannot be written: {error.strerror}; choose another --output folder") from error
+    return written[0], written[1]

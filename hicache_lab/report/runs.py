@@ -21,12 +21,16 @@ def run_report(folder: Path) -> Document:
     document = Document(f"{result.notebook}: {result.status}")
     document.add(
         Paragraph(
-            f"Started {result.started_at}, {result.seconds:,.1f} s, hicache-lab {result.hicache_lab}, Python {result.python}."
+            f"Started {result.started_at}, {result.seconds:,.1f} s, hicache-lab {result.hicache_lab}, Python "
+            f"{result.python}."
         ),
         Heading("Parameters"),
         Table(
             ("name", "value", ""),
-            tuple((name, str(value), "given" if name in result.given else "default") for name, value in result.parameters.items()),
+            tuple(
+                (name, str(value), "given" if name in result.given else "default")
+                for name, value in result.parameters.items()
+            ),
         ),
         Heading("Figures"),
     )

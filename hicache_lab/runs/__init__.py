@@ -7,7 +7,13 @@ it freely.
 
 from hicache_lab.runs.answers import record_answer
 from hicache_lab.runs.execution import Limits, execute
-from hicache_lab.runs.parameters import Parameter, check_parameters, inspect_parameters, parse_parameter
+from hicache_lab.runs.parameters import (
+    Parameter,
+    check_parameters,
+    find_notebook,
+    inspect_parameters,
+    parse_parameter,
+)
 from hicache_lab.runs.recording import SOURCES, record, run_folder
 from hicache_lab.runs.results import Failure, Figure, RunResult, load_result
 
@@ -20,6 +26,7 @@ __all__ = [
     "RunResult",
     "check_parameters",
     "execute",
+    "find_notebook",
     "inspect_parameters",
     "load_result",
     "parse_parameter",

@@ -13,6 +13,7 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -167,7 +168,7 @@ def _run(
         return max(0.001, min(limits.cell_seconds, deadline - time.monotonic()))
 
     status, error = "complete", None
-    with _kernel_environment(work):
+    with _kernel_environment(work), tempfile.TemporaryDirectory(prefix="hicache-lab-") as sockets:
         try:
             papermill.execute_notebook(
                 str(notebook),
@@ -176,8 +177,9 @@ def _run(
                 progress_bar={"desc": notebook.stem, "file": sys.stderr} if progress else False,
                 start_timeout=_KERNEL_START_SECONDS,
                 timeout_func=seconds_for,
-                # sockets of this user instead of open TCP ports
-                config=Config(KernelManager={"transport": "ipc"}),
+                # sockets of this user instead of open TCP ports, in a folder of this run: by default they lie in the
+                # working directory under names that two runs at the same time would share
+                config=Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"}),
             )
         except papermill.PapermillExecutionError as failed:
             status, error = "failed", _cell_failure(failed)

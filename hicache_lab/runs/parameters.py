@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_lab.errors import InputError, UsageError
+from hicache_lab.resources import notebooks_dir
 
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -81,6 +82,21 @@ def read_notebook(notebook: Path) -> Any:
         return nbformat.reads(json.dumps(raw), as_version=4)  # type: ignore[no-untyped-call]
     except (nbformat.ValidationError, AttributeError, KeyError, TypeError) as error:
         raise InputError(f"notebook {notebook}: a cell is not as nbformat 4 says ({error})") from error
+
+
+def find_notebook(name: str) -> Path:
+    """A path as given, or a shipped notebook by its name.
+
+    Raises:
+        InputError: neither exists; the message lists what ships.
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    shipped = {notebook.stem: notebook for notebook in sorted(notebooks_dir().glob("*.ipynb"))}
+    if name.removesuffix(".ipynb") in shipped:
+        return shipped[name.removesuffix(".ipynb")]
+    raise InputError(f"notebook {name}: no such file, and not one of those that ship ({', '.join(shipped)})")
 
 
 def inspect_parameters(notebook: Path) -> dict[str, Parameter]:

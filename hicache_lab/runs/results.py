@@ -78,6 +78,28 @@ class RunResult:
         write_json(folder / RESULT_FILE, {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **asdict(self)})
 
 
+def read_record(path: Path, schema: str, version: int, *, what: str) -> dict[str, Any]:
+    """The fields of a versioned record in a folder, schema and version taken off.
+
+    Raises:
+        InputError: no such file, not JSON, another schema, or another version.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"{path.parent} is not a {what} folder: {path.name} cannot be read ({error.strerror})"
+        ) from error
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error}); the {what} did not close its folder") from error
+    if not isinstance(raw, dict) or raw.get("schema") != schema:
+        raise InputError(f'{path}: expected "schema": "{schema}"; this is not the record of a hicache-lab {what}')
+    if raw.get("schema_version") != version:
+        found = raw.get("schema_version")
+        raise InputError(f"{path}: schema_version {found!r}; this hicache-lab reads version {version}")
+    return {name: value for name, value in raw.items() if name not in {"schema", "schema_version"}}
+
+
 def load_result(folder: Path) -> RunResult:
     """Read a run folder's ``result.json``.
 
@@ -86,17 +108,7 @@ def load_result(folder: Path) -> RunResult:
             missing.
     """
     path = folder / RESULT_FILE
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{folder} is not a run folder: {RESULT_FILE} cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error}); the run did not close its folder") from error
-    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        raise InputError(f'{path}: expected "schema": "{SCHEMA}"; this is not the record of a hicache-lab run')
-    version = raw.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise InputError(f"{path}: schema_version {version!r}; this hicache-lab reads version {SCHEMA_VERSION}")
+    raw = read_record(path, SCHEMA, SCHEMA_VERSION, what="run")
     try:
         return _from_json(raw)
     except (KeyError, TypeError) as error:
@@ -104,7 +116,7 @@ def load_result(folder: Path) -> RunResult:
 
 
 def _from_json(raw: dict[str, Any]) -> RunResult:
-    fields = {name: value for name, value in raw.items() if name not in {"schema", "schema_version"}}
+    fields = dict(raw)
     fields["given"] = tuple(fields["given"])
     fields["files"] = tuple(fields["files"])
     fields["figures"] = {name: Figure(**figure) for name, figure in fields["figures"].items()}

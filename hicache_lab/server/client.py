@@ -107,8 +107,10 @@ class SglangClient:
     async def __aenter__(self) -> SglangClient:
         import aiohttp
 
+        needed = self._ca_file or self.base_url.startswith("https:")
         try:
-            tls = ssl.create_default_context(cafile=self._ca_file)
+            # loading the system's authorities takes longer than a request: only where they are used
+            tls = ssl.create_default_context(cafile=self._ca_file) if needed else True
         except (OSError, ssl.SSLError) as error:
             raise UsageError(f"ca_file: {self._ca_file!r} is not a readable PEM file ({error})") from None
         key = self._key()

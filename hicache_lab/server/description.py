@@ -24,6 +24,7 @@ class Description:
         device_tokens: device KV pool of one rank.
         context_length: longest prompt plus answer, or None.
         kv_cache_dtype: as the flag.
+        chunked_prefill_tokens: most prompt tokens of one prefill batch.
         hicache: the HiCache flags.
         host_tokens: host pool of one rank as the server counts it; None before 0.5.10 or without metrics.
         metrics_missing: why there are no metrics, or None.
@@ -39,6 +40,7 @@ class Description:
     device_tokens: int | None
     context_length: int | None
     kv_cache_dtype: str | None
+    chunked_prefill_tokens: int | None
     hicache: HicacheSettings
     host_tokens: int | None
     metrics_missing: str | None
@@ -58,6 +60,7 @@ class Description:
             server.device_tokens,
             server.context_length,
             server.kv_cache_dtype,
+            server.chunked_prefill_tokens,
             server.hicache,
             probe.host_total_tokens,
             probe.metrics_missing,

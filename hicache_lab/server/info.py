@@ -76,6 +76,7 @@ class ServerInfo:
         device_tokens: device KV pool of one rank in tokens (``max_total_num_tokens``).
         context_length: longest prompt plus answer it was told to take, None if the model decides.
         kv_cache_dtype: as the flag.
+        chunked_prefill_tokens: most prompt tokens of one prefill batch; None if it is not chunked.
         hicache: the HiCache flags.
         ranks: memory report of each data-parallel rank (empty before 0.4.9).
         settings: every other scalar, by SGLang's own name; no credentials.
@@ -90,6 +91,7 @@ class ServerInfo:
     device_tokens: int | None
     context_length: int | None
     kv_cache_dtype: str | None
+    chunked_prefill_tokens: int | None
     hicache: HicacheSettings
     ranks: tuple[RankMemory, ...]
     settings: Mapping[str, Scalar]
@@ -99,6 +101,11 @@ class ServerInfo:
         """Scheduler processes, each with a host pool of its own (tp × pp, × dp where dp is not inside tp)."""
         inside = bool(self.settings.get("enable_dp_attention")) or "attn_dp_size" in self.settings
         return self.tp_size * self.pp_size * (1 if inside else self.dp_size)
+
+    @property
+    def processes_per_replica(self) -> int:
+        """Scheduler processes that hold the same logical tokens: one data-parallel replica's."""
+        return max(self.processes // self.dp_size, 1)
 
     def changed_since(self, other: ServerInfo) -> dict[str, tuple[Scalar, Scalar]]:
         """Settings that differ, as ``{name: (then, now)}``: not the same process, or not the same flags.
@@ -148,6 +155,7 @@ def read_server_info(data: Any) -> ServerInfo:
     def get(name: str) -> Scalar:
         return settings.get(name)
 
+    chunk = _int(get("chunked_prefill_size"))
     return ServerInfo(
         release=str(get("version") or ""),
         model_path=str(data["model_path"]),
@@ -158,6 +166,7 @@ def read_server_info(data: Any) -> ServerInfo:
         device_tokens=_int(get("max_total_num_tokens")) or _int(_memory(first).get("token_capacity")),
         context_length=_int(get("context_length")),
         kv_cache_dtype=_text(get("kv_cache_dtype")),
+        chunked_prefill_tokens=chunk if chunk is not None and chunk > 0 else None,
         hicache=_hicache({**settings, **_scalars(first)}),
         ranks=tuple(_rank(_memory(state)) for state in states if "memory_usage" in state),
         settings=MappingProxyType(settings),

@@ -106,7 +106,7 @@ class MetricsSnapshot:
 
         Args:
             name: e.g. ``evicted_tokens_total``.
-            processes_per_replica: ``ServerInfo.processes`` over its replicas (tp × pp).
+            processes_per_replica: ``ServerInfo.processes_per_replica``.
 
         Returns:
             Tokens, or None if the server has not counted any yet or does not know the name.

@@ -17,11 +17,13 @@ from hicache_lab.serverrun.compare import (
 )
 from hicache_lab.serverrun.predict import Prediction, predict
 from hicache_lab.serverrun.run import WORKLOADS, ServerRun, make_plan, measure, read_run, recorded_runs
+from hicache_lab.serverrun.simulate import Simulation, simulate
 
 __all__ = [
     "WORKLOADS",
     "Prediction",
     "ServerRun",
+    "Simulation",
     "before_after",
     "comparison",
     "conclusion",
@@ -33,5 +35,6 @@ __all__ = [
     "predict",
     "read_run",
     "recorded_runs",
+    "simulate",
     "throughput_row",
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hicache_lab.load import LoadResult, Spread
 from hicache_lab.serverrun.predict import Prediction
-from hicache_lab.serverrun.run import ServerRun
+from hicache_lab.serverrun.run import ServerRun, quoted
+from hicache_lab.serverrun.simulate import Simulation
 
 Row = dict[str, object]
 
@@ -119,7 +122,7 @@ def _same_load(now: ServerRun, earlier: ServerRun) -> str:
     return "yes" if same else "NO: another plan, seed or pace, so the rates do not compare"
 
 
-def figures_of(run: ServerRun, prediction: Prediction) -> list[tuple[str, object, str, str]]:
+def figures_of(run: ServerRun, prediction: Prediction, simulation: Simulation) -> list[tuple[str, object, str, str]]:
     """Name, value, unit and source of every figure that a run leaves in its record."""
     result, hits, read = run.result, run.result.hits(), run.result.hits("read")
     agree = None
@@ -133,6 +136,9 @@ def figures_of(run: ServerRun, prediction: Prediction) -> list[tuple[str, object
         ("observed_host_tokens", run.server.host_tokens, "tokens of one rank", "measured"),
         ("host_tokens_agree", agree, "", "computed"),
         ("predicted_host_bytes", prediction.host_bytes, "bytes, all ranks", "computed"),
+        ("predicted_device_hit_tokens", _simulated(simulation, simulation.device_tokens), "tokens", "simulated"),
+        ("predicted_host_hit_tokens", _simulated(simulation, simulation.host_tokens), "tokens", "simulated"),
+        ("requests_simulated_exactly", None if simulation.why_not else simulation.agreeing, "requests", "simulated"),
         ("ended", result.ended, "", "measured"),
         ("requests", len(result.measured), "requests", "measured"),
         ("failed_requests", len(result.measured) - len(result.succeeded), "requests", "measured"),
@@ -152,12 +158,16 @@ def figures_of(run: ServerRun, prediction: Prediction) -> list[tuple[str, object
     ]
 
 
-def conclusion(run: ServerRun, prediction: Prediction) -> str:
+def _simulated(simulation: Simulation, tokens: Sequence[int]) -> int | None:
+    return None if simulation.why_not else sum(tokens)
+
+
+def conclusion(run: ServerRun, prediction: Prediction, simulation: Simulation) -> str:
     """A paragraph of Markdown with the numbers that matter."""
     observed, computed, hits = run.server.host_tokens, prediction.host_tokens, run.result.hits()
     if computed is None or observed is None:
         missing = prediction.why_not or run.server.metrics_missing or "this release does not export it"
-        pool = f"The host pool could not be compared: {missing}."
+        pool = f"The host pool could not be compared: {quoted(missing)}."
     elif computed == observed:
         pool = f"Prediction and server **agree exactly**: {observed:,} tokens in the host pool of each rank."
     else:
@@ -173,6 +183,11 @@ def conclusion(run: ServerRun, prediction: Prediction) -> str:
             f"Of {hits.prompt_tokens:,} prompt tokens {hits.cached_tokens:,} were found in a cache "
             f"({100 * hits.share:.1f} %){host}."
         )
+    if simulation.why_not:
+        replayed = f"The prompts could not be simulated: {quoted(simulation.why_not)}."
+    else:
+        total = len(simulation.records)
+        replayed = f"The simulator gives the hits of {simulation.agreeing} of {total} requests exactly, tier by tier."
     failed = len(run.result.measured) - len(run.result.succeeded)
-    sent = f"{len(run.result.measured)} requests, {failed} failed; ended: {run.result.ended}."
-    return f"{pool}\n\n{found} {sent}"
+    sent = f"{len(run.result.measured)} requests, {failed} failed; ended: {quoted(run.result.ended)}."
+    return f"{pool}\n\n{found} {replayed}\n\n{sent}"

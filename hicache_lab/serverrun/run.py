@@ -12,9 +12,10 @@ from hicache_lab.load.ownloop import in_own_loop
 from hicache_lab.resources import data_dir
 from hicache_lab.server import SglangClient
 from hicache_lab.server.description import Description
+from hicache_lab.traces import read_trace
 
 DESCRIPTION_FILE = "server.json"
-WORKLOADS = ("write_evict_read", "multi_turn", "shared_prefix", "random")
+WORKLOADS = ("write_evict_read", "multi_turn", "rounds", "shared_prefix", "random", "trace_replay")
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ class ServerRun:
     @property
     def banner(self) -> str:
         """A sentence that says where the numbers come from."""
-        what = f"SGLang {self.server.release}, {self.server.model_path}"
+        what = f"SGLang {quoted(self.server.release)}, {quoted(self.server.model_path)}"
         if self.recorded_in is None:
-            return f"**Measured** just now on {what} at {self.result.base_url}."
+            return f"**Measured** just now on {what} at {quoted(self.result.base_url)}."
         return (
             f"**These data are recorded, not live**: *measured* on {what} on a CPU and kept in "
-            f"`{self.recorded_in.name}`. Throughput and latency of a CPU say nothing about a GPU."
+            f"{quoted(self.recorded_in.name)}. Throughput and latency of a CPU say nothing about a GPU."
         )
 
     def write(self, folder: Path) -> None:
@@ -54,6 +55,11 @@ class ServerRun:
             written_whole(folder / DESCRIPTION_FILE, lambda path: path.write_text(text, encoding="utf-8"))
         except OSError as error:
             raise HostError(f"could not write {folder / DESCRIPTION_FILE}: {error.strerror or error}") from error
+
+
+def quoted(text: str) -> str:
+    """A server's words as a Markdown code span: neither Markdown nor HTML in them is interpreted."""
+    return "`" + " ".join(text.replace("`", "'").split()) + "`"
 
 
 def describe(base_url: str, api_key_env: str = "") -> Description:
@@ -79,6 +85,9 @@ def make_plan(
     answer_tokens: int,
     evict_tokens: int = 0,
     device_tokens: int | None = None,
+    trace: str = "",
+    shrink: float = 1.0,
+    context_tokens: int | None = None,
 ) -> load.Plan:
     """A plan from a notebook's parameters.
 
@@ -90,6 +99,9 @@ def make_plan(
         answer_tokens: one answer.
         evict_tokens: tokens between writing and reading; 0 takes one and a half device pools.
         device_tokens: the device pool, for that default.
+        trace: file of the trace to replay; ``prompts`` says how many of its requests.
+        shrink: replay blocks and answers this many times shorter.
+        context_tokens: the server's context, which prompts of a trace are cut to.
 
     Raises:
         UsageError: an unknown workload or a size that makes no sense.
@@ -106,8 +118,9 @@ def make_plan(
             evict_tokens=evict,
         )
     later = max(prompt_tokens // 4, 1)
-    if workload == "multi_turn":
-        return load.multi_turn(
+    if workload in {"multi_turn", "rounds"}:
+        talk = load.multi_turn if workload == "multi_turn" else load.rounds
+        return talk(
             seed=seed,
             conversations=prompts,
             turns=3,
@@ -126,6 +139,18 @@ def make_plan(
         )
     if workload == "random":
         return load.random_prompts(seed=seed, prompts=prompts, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens)
+    if workload == "trace_replay":
+        if not trace:
+            raise UsageError("trace: name the file of the trace to replay")
+        whole = read_trace(Path(trace))
+        return load.trace_replay(
+            load.trace_rows(whole, prompts),
+            seed=seed,
+            block_tokens=whole.block_tokens,
+            shrink=shrink,
+            most_prompt_tokens=None if context_tokens is None else context_tokens - answer_tokens,
+            most_answer_tokens=answer_tokens,
+        )
     raise UsageError(f"workload: expected one of {', '.join(WORKLOADS)}, got {workload!r}")
 
 
@@ -138,6 +163,8 @@ def measure(
     prompt_tokens: int = 400,
     answer_tokens: int = 8,
     evict_tokens: int = 0,
+    trace: str = "",
+    shrink: float = 1.0,
     concurrency: int = 1,
     rate_per_s: float = 0.0,
     duration_s: float = 0.0,
@@ -151,8 +178,8 @@ def measure(
 
     Args:
         base_url: the server; an empty text reads the newest recorded run instead.
-        workload, seed, prompts, prompt_tokens, answer_tokens, evict_tokens: see ``make_plan``.
-        concurrency: sessions at once.
+        workload, seed, prompts, prompt_tokens, answer_tokens, evict_tokens, trace, shrink: see ``make_plan``.
+        concurrency: sessions at once (a trace comes at its own times).
         rate_per_s: sessions a second (Poisson); 0 keeps ``concurrency`` of them running.
         duration_s: start no prompt after this long; 0: no limit.
         max_requests, max_tokens: hard caps.
@@ -175,8 +202,13 @@ def measure(
         answer_tokens=answer_tokens,
         evict_tokens=evict_tokens,
         device_tokens=server.device_tokens,
+        trace=trace,
+        shrink=shrink,
+        context_tokens=server.context_length,
     )
     pace = load.Pace(rate_per_s=rate_per_s, seed=seed) if rate_per_s else load.Pace(concurrency=concurrency)
+    if workload == "trace_replay" and not rate_per_s:
+        pace = load.Pace(by_trace=True)
     result = load.run_load(
         base_url,
         plan,

@@ -76,7 +76,9 @@ def plan_draft(
     if rules.draft == "none" or algorithm in _WITHOUT_POOL:
         return Draft()
     if model is not None:
-        return Draft("sidecar", model.num_layers, model)
+        if geometry.kind == "dsv4":
+            return Draft(missing=f"the draft model {model.name} of a DeepSeek-V4 server is not counted")
+        return Draft("sidecar", model.count("full", "swa"), model)
     stated = geometry.confidence == "inline" and geometry.draft_layers > 0
     if algorithm is None and not stated:
         return Draft()

@@ -152,12 +152,20 @@ class RankPlanner:
         if device.tokens is not None and dcp > 1 and self.rules.dcp_logs_logical_tokens:
             # 0.5.21+ managers/tp_worker.py get_worker_info: what the log calls tokens is the whole group's
             return device.tokens // dcp
-        if device.tokens is not None or device.kv_bytes is None:
+        cap = self.config.max_total_tokens
+        if device.tokens is not None and (cap is None or device.tokens <= cap):
+            return device.tokens
+        if cap is not None and device.kv_bytes is None:
+            pages = cap // self.page_size
+            self.assumed.append(f"the device holds the {pages * self.page_size} tokens of --max-total-tokens, no fewer")
+            return pages * self.page_size or None
+        if device.kv_bytes is None:
             return device.tokens
         row = self.rows.row(self.rows.full_layers(self.layers))
         if not self.rules.mla_bytes_count_layers and self.rows.latent_or_given(self.geometry):
             row *= len(self.layers)
-        return device.kv_bytes // row if row else None
+        tokens = device.kv_bytes // row if row else None
+        return tokens if cap is None or tokens is None else min(tokens, cap)
 
     def _host_layers(self, layers: int) -> int:
         """Layers that this rank mirrors: split over the context-parallel ranks where the DSA cache is.
@@ -186,7 +194,7 @@ class RankPlanner:
         only = "MHA, MLA, and NSA (DSA) models" if rules.draft != "none" else "MHA and MLA yet"
         text = f"HiRadixCache only supports {only}"
         if geometry.latent is not None and "mla" in rules.layouts and not rules.layouts["mla"]:
-            return LaunchFailure("AttributeError", "the host pool of 0.4.4 mirrors MHA and GQA only")
+            return LaunchFailure("AttributeError", "'MLATokenToKVPool' object has no attribute 'head_num'")
         if "linear" in self.geometry.layer_kinds and not rules.mamba_host_pool:
             return LaunchFailure("ValueError", text)
         if self.rows.swa_pool and not rules.swa_host_pool:

@@ -34,7 +34,8 @@ def store_bytes(dtype: str) -> int:
     except KeyError:
         raise UsageError(
             f"--kv-cache-dtype: expected one of {', '.join(STORE_BYTES)} (or auto), got {dtype!r}; packed formats "
-            "with their own scales are not sized here: give the bytes of a row with --kv-row-bytes"
+            "with their own scales (fp4, mxfp8, nvfp4) are not sized here; of an MLA model the bytes of one row can be "
+            "given instead: --geometry kv_row_bytes=N"
         ) from None
 
 

@@ -12,7 +12,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @njit
-def is_chained(ids: Ids, offsets: Ints, parent: Ints) -> bool:
+def is_chained(ids: Ids, offsets: Ints, parent: npt.NDArray[np.int32]) -> bool:
     """Whether every id always follows the same id (-1: a request's start); ``parent`` is scratch filled with -2."""
     for r in range(offsets.size - 1):
         before = np.int64(-1)

@@ -28,7 +28,7 @@ _NOTED = 3
 class HashedChunk:
     """Some consecutive requests of a file, ids as recorded; offsets start at 0."""
 
-    raw_ids: Ints
+    raw_ids: npt.NDArray[np.integer]
     offsets: Ints
     input_tokens: Ints
     output_tokens: Ints
@@ -86,9 +86,11 @@ def stream_hashed(path: Path, skips: Skips | None = None, chunk_bytes: int | Non
 
 
 def _chunk(ids: Ints, offsets: Ints, rows: Floats, first_line: int) -> HashedChunk:
-    # a copy of what is used lets the generous buffer go
+    used = ids[: offsets[-1]]
+    # a copy of what is used lets the generous buffer go; small ids take half the room
+    small = not used.size or (used.min() >= 0 and used.max() < 2**32)
     return HashedChunk(
-        raw_ids=ids[: offsets[-1]].copy(),
+        raw_ids=used.astype(np.uint32 if small else np.int64),
         offsets=offsets,
         input_tokens=rows[:, 1].astype(np.int64),
         output_tokens=np.maximum(rows[:, 2], 0).astype(np.int64),
@@ -187,7 +189,10 @@ def read_hashed(path: Path, *, block_tokens: int | None = None, skip_bad: bool =
     )
     if (np.diff(timestamps) < 0).any():
         notes.append("arrival times are not in order; requests are taken in the order of the file")
-    raw_ids = parts[0].raw_ids if len(parts) == 1 else np.concatenate([part.raw_ids for part in parts])
+    kinds = {part.raw_ids.dtype for part in parts}
+    raw_ids: npt.NDArray[np.integer] = np.concatenate(
+        [part.raw_ids for part in parts], dtype=kinds.pop() if len(kinds) == 1 else np.int64
+    )
     outputs = np.concatenate([part.output_tokens for part in parts])
     del parts
     return Trace.build(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if not file.is_file():
         raise UsageError(f"--tokenizer: {file} is not there; give a model folder that holds tokenizer.json")
     try:
-        from tokenizers import Tokenizer as HuggingFace  # type: ignore[import-not-found, unused-ignore]
+        tokenizers = import_module("tokenizers")
     except ImportError:
         raise UsageError("--tokenizer needs the package tokenizers: pip install tokenizers") from None
-    loaded = HuggingFace.from_file(str(file))
+    loaded = tokenizers.Tokenizer.from_file(str(file))
 
     def encode(text: str) -> list[int]:
         return list(loaded.encode(text, add_special_tokens=False).ids)
@@ -144,7 +145,7 @@ def tokenized(
         remarks.append(f"{sum(skips.counts.values())} records left out, for example {skips.examples[0]}")
     arrivals = [request.arrival for request in requests]
     known = [arrival for arrival in arrivals if arrival is not None]
-    return Trace.from_tokens(
+    trace = Trace.from_tokens(
         map(ids, requests),
         block_tokens=block_tokens,
         arrival_s=np.array(known) * time_unit if len(known) == len(arrivals) else None,
@@ -152,6 +153,10 @@ def tokenized(
         skipped=skips.counts if skips else None,
         notes=remarks,
     )
+    if trace.references:
+        return trace
+    short = f"no prompt fills a whole block of {block_tokens} tokens; --block-tokens takes smaller ones"
+    return replace(trace, notes=(*trace.notes, short))
 
 
 def _encoded(part: str | list[int], encode: Tokenizer | None) -> Sequence[int]:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from hicache_lab.errors import InputError, UsageError
 from hicache_lab.traces import files
@@ -91,7 +96,7 @@ def read_trace(
     """Read any trace file.
 
     Args:
-        path: the file; plain, gzip or zstandard.
+        path: the file; plain, gzip or zstandard; "-" or a pipe is kept in a temporary file while it is read.
         format: one of ``FORMATS``, or "auto".
         block_tokens: tokens a block; None: the file's own, or a page of 64 tokens for prompts.
         tokenizer: for text prompts (``prompts.load_tokenizer``).
@@ -103,6 +108,8 @@ def read_trace(
         InputError: the file is not what it should be; names file and line.
     """
     path = Path(path)
+    if str(path) == "-" or path.is_fifo() or path.is_char_device():
+        return _piped(path, format, block_tokens, tokenizer, sessions_at_once, skip_bad)
     if format != "auto" and format not in FORMATS:
         raise UsageError(f"--format: expected auto or one of {', '.join(FORMATS)}, got {format!r}")
     if block_tokens is not None and block_tokens < 1:
@@ -123,3 +130,17 @@ def read_trace(
     if kind == "lengths-csv":
         return read_lengths_csv(path, skip_bad=skip_bad)
     return read_bench_serving(path)
+
+
+def _piped(path: Path, *reading: Any) -> Trace:
+    """A stream cannot be looked at first and read then: keep it for the time of reading."""
+    with tempfile.NamedTemporaryFile(prefix="hicache-lab-trace-") as kept:
+        if str(path) == "-":
+            shutil.copyfileobj(sys.stdin.buffer, kept)
+        else:
+            with path.open("rb") as stream:
+                shutil.copyfileobj(stream, kept)
+        kept.flush()
+        names = ("format", "block_tokens", "tokenizer", "sessions_at_once", "skip_bad")
+        trace = read_trace(kept.name, **dict(zip(names, reading, strict=True)))
+    return replace(trace, origin="measured: standard input" if str(path) == "-" else f"measured: {path.name}")

@@ -168,7 +168,7 @@ class Trace:
             raise UsageError(f"block tokens: expected a whole number of at least 1, got {block_tokens}")
         ids, space = _dense(raw_ids)
         remarks = list(notes)
-        if not _loops.is_chained(ids, offsets, np.full(space, -2, np.int64)):
+        if not _loops.is_chained(ids, offsets, np.full(space, -2, np.int32)):
             remarks.append("block ids are content hashes, not prefix hashes: re-chained into prefix identities")
             ids, space = _loops.chain(ids, offsets)
         requests = len(offsets) - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def running(release: str, *flags: str, **options) -> Iterator[cpuserver.Server]:
         stopped = cpuserver.stop(name)
         assert stopped.how in {"TERM", "KILL", "gone"}
         assert not server.alive
+    shutil.rmtree(server.log_path.parent)  # a failed test leaves its log
 
 
 @pytest.fixture(scope="module", params=cpuserver.RELEASES)

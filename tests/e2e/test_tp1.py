@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -146,9 +147,20 @@ def test_the_notebook_measures_a_real_server(server: cpuserver.Server, tmp_path:
     assert figures["release"] == server.release
     assert figures["predicted_host_tokens"] == figures["observed_host_tokens"] == 8193
     assert figures["host_tokens_agree"] is True
+    assert figures["requests"] == 24
     assert figures["read_host_tokens"] > 0
     frame = pd.read_parquet(result_file.with_name("requests.parquet"))
     assert frame["error"].isna().all()
+
+
+ANSWERED = '"POST /generate HTTP/1.1" 200'
+
+
+def kill_once_it_answers(server: cpuserver.Server, answers: int) -> None:
+    """With four sessions at once, eight begun answers are at least four finished ones."""
+    while server.log().count(ANSWERED) < answers and server.alive:
+        time.sleep(0.1)
+    os.killpg(server.pid, signal.SIGKILL)
 
 
 def test_copies_that_do_nothing_change_the_answers_and_a_killed_server_leaves_a_record(
@@ -158,7 +170,7 @@ def test_copies_that_do_nothing_change_the_answers_and_a_killed_server_leaves_a_
     with running(release, copies=False) as broken:
         result = measure(broken, returning())
         plan = lab.random_prompts(seed=3, prompts=400, prompt_tokens=200, answer_tokens=16)
-        threading.Timer(3.0, os.killpg, (broken.pid, signal.SIGKILL)).start()
+        threading.Thread(target=kill_once_it_answers, args=(broken, broken.log().count(ANSWERED) + 8)).start()
         cut = measure(broken, plan, pace=lab.Pace(concurrency=4), limits=lab.Limits(lost_after=5))
         assert not broken.alive
     written = [r.output_ids for r in result.succeeded if r.phase == "write"]

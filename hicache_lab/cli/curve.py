@@ -1,0 +1,241 @@
+"""``curve``: the hit rate at every cache size, and what host tiers of several sizes buy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hicache_lab.cachesim import (
+    SampledCurve,
+    WritePolicy,
+    concurrent_requests,
+    hit_curve,
+    replay_blocks,
+    sampled_curve,
+    worth,
+)
+from hicache_lab.cli import traffic
+from hicache_lab.errors import UsageError
+from hicache_lab.hosttier import HostTier
+from hicache_lab.launch import LaunchConfig
+from hicache_lab.payoff import Payoff
+from hicache_lab.traces import Trace, Workload
+from hicache_lab.units import format_gb
+
+_RATIOS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+
+
+def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    traffic.add_inputs(parser)
+    parser.add_argument("--count", choices=("tokens", "blocks"), default="tokens", help="what the curve counts")
+    parser.add_argument("--warm-up", type=float, default=0.0, metavar="SHARE", help="requests not counted, 0 … 1")
+    parser.add_argument("--sample", type=float, metavar="RATE", help="estimate from a share of the blocks")
+    parser.add_argument("--points", type=traffic.whole, default=20, metavar="N", help="sizes printed")
+    parser.add_argument("--ratios", type=traffic.floats, default=(), metavar="R[,R…]", help="--hicache-ratio values")
+    parser.add_argument("--sizes-gb", type=traffic.wholes, default=(), metavar="N[,N…]", help="--hicache-size values")
+    parser.add_argument("--host-ram", metavar="449GB", help="draws the largest safe host tier")
+    parser.add_argument("--available", metavar="445GB", help="MemAvailable before the launch")
+    parser.add_argument("--overhead", metavar="40GB", help="the server's own host memory besides the pools")
+    parser.add_argument("--mean-resident-tokens", type=float, metavar="N", help="tokens a running request holds")
+    traffic.add_server_flags(parser)
+
+
+def run(_command: str, args: argparse.Namespace) -> int:
+    """Print the curve; with a device pool, the host tiers behind it."""
+    config, workload = traffic.launch_of(args), traffic.workload_of(args)
+    if args.sample is not None:
+        return _sampled(args, workload)
+    if not 0 <= args.warm_up < 1:
+        raise UsageError(f"--warm-up: expected a share of at least 0 and below 1, got {args.warm_up}")
+    behind = (
+        args.host_tokens or args.ratios or args.sizes_gb or args.model or args.host_ram or args.mean_resident_tokens
+    )
+    if not args.device_tokens and behind:
+        raise UsageError("--device-tokens: give max_total_num_tokens as the server logs it; a host tier is behind it")
+    trace = workload.load()
+    trace.require_prefixes("a hit-rate curve")
+    curve = hit_curve(trace, count=args.count, count_from=int(trace.requests * args.warm_up))
+    record: dict[str, Any] = {
+        "provenance": curve.basis,
+        "trace": traffic.trace_record(trace),
+        "count": curve.count,
+        "requests_counted": curve.requests,
+        "ceiling": curve.ceiling,
+        "largest_useful_tokens": curve.largest_useful_blocks * curve.block_tokens,
+        "curve": [
+            {"capacity_tokens": int(size) * curve.block_tokens, "hit_rate": float(curve.rate_at(size))}
+            for size in _sizes(curve.largest_useful_blocks, args.points)
+        ],
+    }
+    if args.device_tokens:
+        record["tiers"] = _tiers(args, config, trace)
+    if args.mean_resident_tokens:
+        record["concurrent_requests"] = concurrent_requests(args.device_tokens, args.mean_resident_tokens)
+    print(json.dumps(record, indent=2) if args.json else _curve_words(record))
+    return 0
+
+
+def _sizes(top: float, points: int) -> list[int]:
+    sizes: list[int] = np.unique(np.geomspace(1, max(top, 2), max(points, 2)).round().astype(np.int64)).tolist()
+    return sizes
+
+
+def _sampled(args: argparse.Namespace, workload: Workload) -> int:
+    streamed = workload.path is not None and args.format in ("auto", "mooncake")
+    source: Path | Trace = Path(str(workload.path)) if streamed else workload.load()
+    curve: SampledCurve = sampled_curve(source, args.sample)
+    top = max(len(one) for one in curve.hits) / curve.rate
+    record = {
+        "provenance": curve.basis,
+        "references": curve.references,
+        "sample": curve.rate,
+        "head_requests": curve.head_requests,
+        "head_error_mean": curve.head_error_mean,
+        "head_error_max": curve.head_error_max,
+        "curve": [
+            {
+                "capacity_tokens": int(size) * curve.block_tokens,
+                "hit_rate": float(curve.rate_at(size)),
+                "spread": float(curve.spread_at(size)),
+            }
+            for size in _sizes(top, args.points)
+        ],
+    }
+    if args.json:
+        print(json.dumps(record, indent=2))
+        return 0
+    print(f"{curve.origin}: {curve.references:,} block references, sampled at {curve.rate:g} ({curve.basis})")
+    print(
+        f"  measured error on the first {curve.head_requests:,} requests: mean {100 * curve.head_error_mean:.2f}, "
+        f"largest {100 * curve.head_error_max:.2f} points"
+    )
+    points: Any = record["curve"]
+    for point in points:
+        print(f"  {point['capacity_tokens']:>15,} tokens  {point['hit_rate']:7.2%} ± {point['spread']:.2%}")
+    return 0
+
+
+def _tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace) -> dict[str, Any]:
+    """Hit rates of prompt tokens for several host tiers; with a model also their bytes and verdicts."""
+    policy = traffic.policy_of(args, config)
+    question = traffic.question_of(
+        args, config, host_ram=args.host_ram, available=args.available, overhead=args.overhead
+    )
+    speeds = traffic.rates(args, question)
+    if question is None:
+        return _bare_tiers(args, trace, str(policy))
+    case = Payoff(trace, question, policy, speeds, args.warm_up)
+    tiers = _settings_to_compare(args, config, case)
+    steps = dict(zip((tier.tokens for tier in tiers), case.rate_per_gb(tiers), strict=True))
+    by_tokens = {tier.tokens: tier for tier in tiers}
+    rows = []
+    for size in sorted({*args.host_tokens, *by_tokens}):
+        row = _row(args.device_tokens, size, case.rate(size), case.device_rate)
+        if size in by_tokens:
+            row |= {key: value for key, value in asdict(by_tokens[size]).items() if key not in ("tokens", "ratio")}
+            row["hit_rate_per_extra_host_gb"] = steps[size]
+        if speeds is not None:
+            hits = replay_blocks(trace, args.device_tokens, size, policy)
+            row |= asdict(worth(hits, speeds, trace.duration_s))
+        rows.append(row)
+    knee = case.knee(tiers)
+    return {
+        "device_tokens": args.device_tokens,
+        "write_policy": str(policy),
+        "device_hit_rate": case.device_rate,
+        "sizes": rows,
+        "largest_safe": asdict(case.safe) if case.safe else None,
+        "knee": knee.label if knee else None,
+        "rates": asdict(speeds) if speeds else None,
+    }
+
+
+def _row(device_tokens: int, host_tokens: int, rate: float, device_rate: float) -> dict[str, Any]:
+    return {
+        "host_tokens": host_tokens,
+        "ratio": host_tokens / device_tokens,
+        "hit_rate": rate,
+        "host_hit_rate": rate - device_rate,
+    }
+
+
+def _bare_tiers(args: argparse.Namespace, trace: Trace, policy: str) -> dict[str, Any]:
+    """The same without a model: tokens only."""
+    if args.sizes_gb:
+        raise UsageError("--sizes-gb needs --model: without it no tokens are known for the bytes")
+    write = WritePolicy.parse(policy)
+    curve = hit_curve(trace, count="tokens", count_from=int(trace.requests * args.warm_up))
+    device = float(curve.rate_at_tokens(args.device_tokens))
+    tokens = {*args.host_tokens, *(int(args.device_tokens * ratio) for ratio in args.ratios)}
+    rows = []
+    for size in sorted(tokens) or [int(args.device_tokens * ratio) for ratio in _RATIOS]:
+        reach = write.reach(args.device_tokens // curve.block_tokens, size // curve.block_tokens)
+        rows.append(_row(args.device_tokens, size, float(curve.rate_at(reach)), device))
+    return {
+        "device_tokens": args.device_tokens,
+        "write_policy": policy,
+        "device_hit_rate": device,
+        "sizes": rows,
+        "largest_safe": None,
+        "knee": None,
+        "rates": None,
+    }
+
+
+def _settings_to_compare(args: argparse.Namespace, config: LaunchConfig, case: Payoff) -> tuple[HostTier, ...]:
+    ratios, sizes = args.ratios, args.sizes_gb
+    if config.hicache_size:
+        sizes = (*sizes, int(config.hicache_size))
+    elif config.hicache_ratio:
+        ratios = (*ratios, config.hicache_ratio)
+    return case.tiers(ratios if ratios or sizes else _RATIOS, sizes)
+
+
+def _curve_words(record: dict[str, Any]) -> str:
+    lines = traffic.trace_words(record["trace"])
+    lines.append(
+        f"  an unlimited cache hits {record['ceiling']:.2%} of {record['count']}; more than "
+        f"{record['largest_useful_tokens']:,} tokens bring nothing ({record['provenance']}, exact block LRU)"
+    )
+    tiers = record.get("tiers")
+    if tiers is None:
+        lines += [f"  {point['capacity_tokens']:>15,} tokens  {point['hit_rate']:7.2%}" for point in record["curve"]]
+        return "\n".join(lines)
+    lines.append(
+        f"  device tier, {tiers['device_tokens']:,} tokens: {tiers['device_hit_rate']:.2%}; "
+        f"with a host tier under {tiers['write_policy']}:"
+    )
+    for row in tiers["sizes"]:
+        lines.append(_tier_words(row))
+    if tiers["knee"] is None and any("host_bytes" in row for row in tiers["sizes"]):
+        lines.append("  no knee up to there: a further byte buys at least what the average byte did")
+    if tiers["knee"]:
+        lines.append(f"  knee: {tiers['knee']} (beyond it an extra byte buys less than the average byte here)")
+    if tiers["largest_safe"]:
+        safe = tiers["largest_safe"]
+        lines.append(f"  largest safe: {safe['label']} → {format_gb(safe['host_bytes'])} on the host")
+    if "concurrent_requests" in record:
+        lines.append(
+            f"  running at once: {record['concurrent_requests']} requests, with any host tier (device pool only)"
+        )
+    return "\n".join(lines)
+
+
+def _tier_words(row: dict[str, Any]) -> str:
+    text = f"  {row['host_tokens']:>13,} tokens (ratio {row['ratio']:5.2f})"
+    text += f"  {row['hit_rate']:7.2%}  +{row['host_hit_rate']:.2%}"
+    if "host_bytes" in row:
+        text += f"  {row['label']:<22} {format_gb(row['host_bytes'])} on the host, {row['verdict']}"
+    if row.get("hit_rate_per_extra_host_gb") is not None:
+        text += f", {100 * row['hit_rate_per_extra_host_gb']:.3f} points per extra GB"
+    if "ttft_saved_mean_s" in row:
+        hourly = row["saved_tokens_per_hour"]
+        saved = f"{hourly:,.0f} prefill tokens/h" if hourly is not None else f"{row['saved_tokens']:,} prefill tokens"
+        text += f"; saves {saved}, TTFT {1000 * row['ttft_saved_mean_s']:.0f} ms on average"
+    return text

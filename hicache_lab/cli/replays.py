@@ -1,0 +1,287 @@
+"""``hicache-lab replay`` and ``hicache-lab read-source``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from hicache_lab import replay, source
+from hicache_lab.errors import UsageError
+from hicache_lab.replay import Replay, Story
+from hicache_lab.units import GB, format_gb, parse_bytes
+
+INCIDENT_OTHER_BYTES = 4 * GB  # 449 GB of RAM, 445 GB available
+
+
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    """The flags of one of the two commands."""
+    if command == "read-source":
+        parser.add_argument("path", nargs="?", metavar="PATH|WHEEL", help="a source folder or a wheel; only parsed")
+        parser.add_argument("--installed", action="store_true", help="read the installed sglang (not imported)")
+        parser.add_argument("--json", action="store_true", help="one JSON object")
+        return
+    add = parser.add_argument
+    add("--hicache-size", type=float, default=300.0, metavar="GB", help="GB (1e9) per rank; the incident's 300")
+    add("--ranks", type=int, default=8, help="scheduler processes on this host (default 8)")
+    add("--host-ram", default="449GB", help="with its unit (default 449GB)")
+    add("--available", help="before the first check, with its unit (default: RAM less 4 GB)")
+    add("--sglang-version", default="0.5.8", help="whose check the ranks make (default 0.5.8)")
+    add("--pin-rate", default="2GB", help="per second and rank, an assumption (default 2GB)")
+    add("--skew", type=float, default=0.0, metavar="S", help="seconds between one rank's check and the next (0)")
+    add("--jitter", type=float, default=0.0, metavar="S", help="each check up to S seconds later, by --seed (0)")
+    add("--order", choices=["rank", "reversed", "random"], default="rank", help="who checks first")
+    add("--seed", type=int, default=0)
+    add("--no-launcher", action="store_true", help="a refusal ends its rank only, not the whole launch")
+    add("--map", action="store_true", help="the outcome for every skew and size, instead of one story")
+    add("--physical", action="store_true", help="real processes in a memory control group, killed by the kernel")
+    add("--scale", type=int, default=1000, help="physical: bytes are divided by this (1000)")
+    add("--cap", default="1GB", help="physical: never a larger control group than this (1GB)")
+    add("--cgroup", type=Path, help="physical: work below this control group only")
+    add("--json", action="store_true", help="one JSON object")
+
+
+def run(command: str, args: argparse.Namespace) -> int:
+    """0: fits, or the source follows known rules; 3: killed or refused, or it follows none."""
+    return _read_source(args) if command == "read-source" else _replay(args)
+
+
+def _story(args: argparse.Namespace) -> Story:
+    host = parse_bytes(args.host_ram, what="--host-ram")
+    available = (
+        host - INCIDENT_OTHER_BYTES if args.available is None else parse_bytes(args.available, what="--available")
+    )
+    if not 0 < args.hicache_size < 10**9:
+        raise UsageError(f"--hicache-size: expected GB per rank above 0, got {args.hicache_size}")
+    return replay.story_of_release(
+        args.sglang_version,
+        size_gb=args.hicache_size,
+        ranks=args.ranks,
+        host_bytes=host,
+        other_bytes=host - available,
+        pin_bytes_per_second=parse_bytes(args.pin_rate, what="--pin-rate"),
+        skew_seconds=args.skew,
+        jitter_seconds=args.jitter,
+        order=args.order,
+        seed=args.seed,
+        launcher=not args.no_launcher,
+    )
+
+
+def _replay(args: argparse.Namespace) -> int:
+    story = _story(args)
+    if args.map:
+        if args.physical:
+            raise UsageError("--map: only the virtual replay draws it; leave --physical out")
+        return _map(story, args.json)
+    said = replay.simulate(story)
+    told = said
+    if args.physical:
+        cap = parse_bytes(args.cap, what="--cap")
+        told = replay.enact(story, scale=args.scale, cap_bytes=cap, parent=args.cgroup)
+    if args.json:
+        print(json.dumps(replay_json(told), indent=1))
+    else:
+        print("\n".join(replay_lines(told)))
+        if told is not said:
+            print(f"  the virtual model says: {_counts(said)}; peak {format_gb(said.peak_bytes)}")
+    return 0 if told.outcome == "fits" else 3
+
+
+def _counts(told: Replay) -> str:
+    return (
+        f"{told.passed} passed their check, {told.refused} refused, {told.oom_kills} killed by the kernel, "
+        f"{told.survivors} survived"
+    )
+
+
+def replay_lines(told: Replay) -> list[str]:
+    """The story for a terminal."""
+    story = told.story
+    scaled = f", really 1:{told.scale}" if told.scale > 1 else ""
+    lines = [
+        f"{told.outcome.upper()}  {story.ranks} ranks × {format_gb(story.requested_bytes)} = "
+        f"{format_gb(story.ranks * story.requested_bytes)} on a host with {format_gb(story.host_bytes)} "
+        f"({format_gb(story.available_bytes)} available)  [SGLang {story.guard.release}, {told.provenance}{scaled}]"
+    ]
+    if story.guard.warning:
+        lines.append(f"  warning: {story.guard.warning}")
+    if story.pool_bytes != story.requested_bytes:
+        lines.append(
+            f"  each pool takes {format_gb(story.pool_bytes)}: torch's pinned allocator rounds up to a power of two"
+        )
+    lines.append(f"  {'rank':>4} {'checks at':>10} {'sees':>12} {'may take':>12} {'held':>12}  fate")
+    for rank in told.ranks:
+        sees = "-" if rank.saw_bytes is None else format_gb(rank.saw_bytes * told.scale)
+        allowed = "-" if rank.budget_bytes is None else format_gb(rank.budget_bytes * told.scale)
+        end = "" if rank.end_seconds is None else f" at {rank.end_seconds:.1f} s"
+        lines.append(
+            f"  {rank.rank:>4} {rank.arrival_seconds:>8.1f} s {sees:>12} {allowed:>12} "
+            f"{format_gb(rank.peak_bytes * told.scale):>12}  {rank.fate.replace('_', '-')}{end}"
+        )
+    lines.append(f"  {_counts(told)}; peak {format_gb(told.peak_bytes * told.scale)}")
+    if told.refused and story.launcher:
+        lines.append("  a refused rank ends the launch: SGLang's launcher stops every other process")
+    if told.group is not None:
+        lines.append(f"  kernel's own count of OOM kills in {told.group}: {told.oom_kills}")
+        lines += [f"  kernel: {line}" for line in told.kernel_lines if line.startswith("Memory cgroup")]
+    return lines
+
+
+def replay_json(told: Replay) -> dict[str, Any]:
+    """The JSON form of a replay; bytes as they really were (see ``scale``)."""
+    story = told.story
+    return {
+        "oom_kills": told.oom_kills,
+        "survivors": told.survivors,
+        "refused": told.refused,
+        "peak_bytes": told.peak_bytes,
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "arrival_seconds": rank.arrival_seconds,
+                "saw_bytes": rank.saw_bytes,
+                "budget_bytes": rank.budget_bytes,
+                "passed": rank.passed,
+                "peak_bytes": rank.peak_bytes,
+                "end_seconds": rank.end_seconds,
+                "fate": rank.fate,
+            }
+            for rank in told.ranks
+        ],
+        "outcome": told.outcome,
+        "passed": told.passed,
+        "provenance": told.provenance,
+        "scale": told.scale,
+        "speed": told.speed,
+        "sglang_version": story.guard.release,
+        "warning": story.guard.warning,
+        "per_rank_requested_bytes": story.requested_bytes,
+        "per_rank_resident_bytes": story.pool_bytes,
+        "host_bytes": story.host_bytes,
+        "available_bytes": story.available_bytes,
+        "skew_seconds": story.skew_seconds,
+        "seed": story.seed,
+        "group": told.group,
+        "kernel_lines": list(told.kernel_lines),
+        "samples": [
+            {"seconds": s.seconds, "used_bytes": s.used_bytes, "rank_bytes": list(s.rank_bytes)} for s in told.samples
+        ],
+    }
+
+
+def _map(story: Story, as_json: bool) -> int:
+    """Skew down, size across; the story's own size and skew are among them."""
+    fair = story.available_bytes / story.ranks / GB
+    spread = [float(round(fair * part)) for part in (0.4, 0.7, 0.85, 0.97, 1.05, 1.5, 3, 5)]
+    sizes = sorted({*spread, story.requested_bytes / GB, 48.0} - {0.0})
+    skews = sorted({0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 150.0, story.skew_seconds})
+    drawn = replay.race_map(story, skews, sizes)
+    if as_json:
+        print(
+            json.dumps({"skews_seconds": drawn.skews_seconds, "sizes_gb": drawn.sizes_gb, "outcomes": drawn.outcomes})
+        )
+        return 0
+    print(
+        f"SGLang {story.guard.release}, {story.ranks} ranks, {format_gb(story.available_bytes)} available [simulated]"
+    )
+    print("seconds between checks \\ GB per rank")
+    print(" " * 8 + "".join(f"{size:>9g}" for size in sizes))
+    for skew, row in zip(drawn.skews_seconds, drawn.outcomes, strict=True):
+        print(f"{skew:>6g} s" + "".join(f"{outcome:>9}" for outcome in row))
+    return 0
+
+
+def _read_source(args: argparse.Namespace) -> int:
+    reading = source.read_source(source.tree_from(args.path, args.installed))
+    if args.json:
+        print(json.dumps(reading_json(reading), indent=1, ensure_ascii=False))
+    else:
+        print("\n".join(reading_lines(reading)))
+    return 0 if reading.matches else 3
+
+
+def _constructor_json(one: source.Constructor) -> dict[str, Any]:
+    return {
+        "class": one.class_name,
+        "file": one.where.file,
+        "line": one.where.number,
+        "signature": one.signature,
+        "sizing": [{"file": at.file, "line": at.number, "text": at.text} for at in one.sizing],
+        "guard": [{"file": at.file, "line": at.number, "text": at.text} for at in one.guard],
+    }
+
+
+def reading_json(reading: source.Reading) -> dict[str, Any]:
+    """The JSON form of a reading."""
+    era = reading.era
+    primary = _constructor_json(reading.primary)
+    return {
+        "path": reading.label,
+        "kind": reading.kind,
+        "version": reading.version,
+        "matches": reading.matches,
+        "era": era.name if era else None,
+        "releases": list(era.releases) if era else [],
+        "nearest_era": reading.nearest.name,
+        "constructor": {name: primary[name] for name in ("class", "file", "line", "signature")},
+        "sizing": primary["sizing"],
+        "guard": primary["guard"],
+        "other_pools": [_constructor_json(one) for one in reading.others],
+        "facts": {
+            name: {
+                "value": fact.value,
+                "says": fact.says,
+                "file": fact.line.file if fact.line else None,
+                "line": fact.line.number if fact.line else None,
+            }
+            for name, fact in reading.facts.items()
+        },
+        "differences": [
+            {
+                "fact": difference.name,
+                "owner": difference.owner or None,
+                "source": difference.found,
+                "rules": difference.expected,
+                "says": difference.says,
+                "file": difference.line.file if difference.line else None,
+                "line": difference.line.number if difference.line else None,
+            }
+            for difference in reading.differences
+        ],
+        "contradiction": reading.contradiction,
+        "warning": reading.warning,
+        "notes": list(reading.notes),
+    }
+
+
+def reading_lines(reading: source.Reading) -> list[str]:
+    """The reading for a terminal; file text is the tree's own and stands quoted, line by line."""
+    one, era = reading.primary, reading.era
+    lines = [
+        f"sglang {reading.version or '(version not stated)'}  {reading.kind} {reading.label}",
+        f"host-pool constructor: class {one.class_name}  {one.where}",
+        f"  {one.signature}",
+    ]
+    for title, places in (("sizing", one.sizing), ("guard", one.guard)):
+        lines += [f"{title}:", *(f"  {at}  {at.text}" for at in places)]
+    if reading.others:
+        lines.append(
+            "pools with a check of their own: " + ", ".join(f"{o.class_name} ({o.where})" for o in reading.others)
+        )
+    if era is not None:
+        lines.append(f"MATCH  the rules of {era}, because")
+        for name, meaning in source.MEANING.items():
+            fact = reading.facts.get(name)
+            if fact is not None:
+                place = f"  ({fact.line})" if fact.line else ""
+                lines.append(f"  {meaning}: {fact.value}{place}")
+    else:
+        lines.append(f"NO MATCH  this is not what any known release does; nearest is {reading.nearest}, but")
+        lines += [f"  {difference}" for difference in reading.differences]
+        lines.append("  do not trust sizes computed for a release: read these lines, or ask whoever changed them")
+    if reading.contradiction:
+        lines.append(f"BUT  {reading.contradiction}")
+    lines += [f"note: {note}" for note in ([reading.warning] if reading.warning else []) + list(reading.notes)]
+    return lines

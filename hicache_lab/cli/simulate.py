@@ -1,0 +1,146 @@
+"""``simulate``: replay a trace by a release's own cache rules; cached tokens by tier."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hicache_lab.cachesim import EvictionPolicy, ReplaySettings, TierHits, WritePolicy, replay, replay_blocks, worth
+from hicache_lab.cli import traffic
+from hicache_lab.errors import UsageError
+from hicache_lab.hosttier import HostTier, host_tier
+from hicache_lab.launch import LaunchConfig
+from hicache_lab.preflight import Question
+from hicache_lab.releases import rules_for
+from hicache_lab.sizing.pages import resolve_page_size
+
+
+def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    traffic.add_inputs(parser)
+    parser.add_argument("--rules", choices=("nodes", "blocks"), default="nodes", help="HiCache's rules, or plain LRU")
+    parser.add_argument("--concurrency", type=traffic.whole, default=1, metavar="N", help="clients waiting for answers")
+    parser.add_argument("--by-request", type=Path, metavar="FILE.csv", help="write cached tokens of every request")
+    traffic.add_server_flags(parser)
+
+
+def run(_command: str, args: argparse.Namespace) -> int:
+    """Replay one configuration."""
+    config, workload = traffic.launch_of(args), traffic.workload_of(args)
+    if not args.device_tokens:
+        raise UsageError("--device-tokens: give max_total_num_tokens as the server logs it")
+    if len(args.host_tokens) > 1:
+        raise UsageError("--host-tokens: simulate takes one size; curve compares many")
+    policy, question = traffic.policy_of(args, config), traffic.question_of(args, config)
+    speeds = traffic.rates(args, question)
+    tier = _tier(args, config, question)
+    host = args.host_tokens[0] if args.host_tokens else tier.tokens if tier else 0
+    page = resolve_page_size(config, question.geometry, question.rules)[0] if question else config.page_size or 1
+    trace = workload.load()
+    trace.require_prefixes("a simulation")
+    record: dict[str, Any] = {"trace": traffic.trace_record(trace), "host_tier": asdict(tier) if tier else None}
+    if args.rules == "blocks":
+        hits = replay_blocks(trace, args.device_tokens, host, policy)
+        record |= {"provenance": "simulated", "rules": "blocks", "traffic": None, "refused": 0, "warnings": []}
+    else:
+        result = replay(trace, _replay_settings(args, config, policy, host, page))
+        hits = TierHits(result.device_tokens, result.host_tokens, result.input_tokens)
+        record |= {
+            "provenance": "replayed",
+            "rules": f"nodes, sglang {args.sglang_version}",
+            "traffic": asdict(result.traffic),
+            "refused": len(result.refused),
+            "host_left_tokens": int(result.host_left_tokens.sum()),
+            "warnings": list(result.warnings),
+        }
+    record |= {
+        "device_tokens": args.device_tokens,
+        "host_tokens": host,
+        "page_size": page,
+        "write_policy": str(policy),
+        "device_hit_rate": hits.device_rate,
+        "host_hit_rate": hits.total_rate - hits.device_rate,
+        "hit_rate": hits.total_rate,
+    }
+    if speeds is not None:
+        record["worth"] = asdict(worth(hits, speeds, trace.duration_s))
+    if args.by_request:
+        _write_by_request(args.by_request, hits)
+    print(json.dumps(record, indent=2) if args.json else _simulate_words(record))
+    return 0
+
+
+def _tier(args: argparse.Namespace, config: LaunchConfig, question: Question | None) -> HostTier | None:
+    if args.host_tokens:
+        return None
+    if question is None:
+        if config.hicache_ratio or config.hicache_size:
+            raise UsageError("--hicache-ratio and --hicache-size need --model; without it give --host-tokens")
+        return None
+    if config.hicache_size:
+        return host_tier(question, size_gb=int(config.hicache_size))
+    return host_tier(question, ratio=config.hicache_ratio or rules_for(args.sglang_version).default_ratio or 2.0)
+
+
+def _replay_settings(
+    args: argparse.Namespace, config: LaunchConfig, policy: WritePolicy, host: int, page: int
+) -> ReplaySettings:
+    other = dict(config.other)
+    chunk = config.chunked_prefill_size or 8192
+    return ReplaySettings(
+        device_tokens=args.device_tokens,
+        host_tokens=host,
+        page_size=page,
+        write_policy=policy,
+        eviction=EvictionPolicy.named(
+            str(other.get("--radix-eviction-policy") or "lru"), other.get("--radix-eviction-policy-config")
+        ),
+        release=args.sglang_version,
+        concurrency=args.concurrency,
+        chunked_prefill_tokens=chunk if chunk > 0 else 2**40,
+    )
+
+
+def _write_by_request(path: Path, hits: TierHits) -> None:
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with temporary.open("w", encoding="utf-8") as out:
+            out.write("request,input_tokens,device_tokens,host_tokens\n")
+            for index, row in enumerate(zip(hits.input_tokens, hits.device_tokens, hits.host_tokens, strict=True)):
+                out.write(f"{index},{row[0]},{row[1]},{row[2]}\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise UsageError(f"--by-request {path}: {error.strerror}") from None
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def _simulate_words(record: dict[str, Any]) -> str:
+    lines = traffic.trace_words(record["trace"])
+    lines.append(
+        f"  {record['provenance']} ({record['rules']}): device {record['device_tokens']:,} tokens, host "
+        f"{record['host_tokens']:,} tokens, page {record['page_size']}, {record['write_policy']}"
+    )
+    lines.append(
+        f"  cached {record['hit_rate']:.2%} of prompt tokens: {record['device_hit_rate']:.2%} on the device, "
+        f"{record['host_hit_rate']:.2%} loaded back from the host"
+    )
+    moved = record["traffic"]
+    if moved:
+        lines.append(
+            f"  moved {moved['backed_up']:,} tokens to the host and {moved['loaded_back']:,} back; "
+            f"{moved['dropped']:,} left the device without a copy, {moved['host_evicted']:,} left the host"
+        )
+    if "worth" in record:
+        gained = record["worth"]
+        hourly = gained["saved_tokens_per_hour"]
+        lines.append(
+            f"  saves {gained['saved_tokens']:,} prefill tokens"
+            + (f" ({hourly:,.0f} an hour)" if hourly is not None else "")
+            + f"; TTFT {1000 * gained['ttft_saved_mean_s']:.0f} ms on average, "
+            f"{1000 * gained['ttft_saved_p95_s']:.0f} ms at p95; {gained['helped_requests']:.1%} of requests helped"
+        )
+    return "\n".join(lines + [f"  warning: {text}" for text in record["warnings"]])

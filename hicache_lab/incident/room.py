@@ -1,0 +1,74 @@
+"""What was left of host memory, and what would have fitted: parts of several rules."""
+
+from __future__ import annotations
+
+from hicache_lab.incident.facts import Evidence, RunFacts
+from hicache_lab.logs import events as ev
+from hicache_lab.units import GB, format_gb
+
+KV = frozenset({"kv", "full"})
+
+
+# below this, pools of a toy model or a rounding difference say nothing
+NOTICEABLE = GB
+
+
+def size_for(room_bytes: int, ranks: int) -> int:
+    """Whole GB a rank if this room is shared."""
+    return max(room_bytes // ranks // GB, 0)
+
+
+def safe_size(seen: RunFacts, ranks: int) -> str:
+    """Flags that leave the reserve, for the memory that was there."""
+    if seen.available is None:
+        return "give the size per rank: (available memory − 10 GiB) / ranks, in GB"
+    side = side_factor(seen)
+    room = round((seen.available.bytes - seen.reserve_bytes) / side)
+    size = size_for(room, ranks)
+    if size < 1:
+        return "there is no room for a host tier on this host; launch without --enable-hierarchical-cache"
+    kept = f"{ranks} × {size} GB = {ranks * size:,} GB of {format_gb(seen.available.bytes)} available, 10 GiB kept back"
+    with_side = "" if side < 1.001 else f", the other pools counted ({side:.2f} × the flag)"
+    return f"--hicache-size {size} at most ({kept}{with_side}); less if the server needs more host memory besides"
+
+
+def side_factor(seen: RunFacts) -> float:
+    """All host pools of a rank over those that the flag counts."""
+    by_kind: dict[bool, int] = {True: 0, False: 0}
+    for pool in seen.run.host_pools:
+        by_kind[pool.pool in KV] += pool.bytes
+    return 1 + by_kind[False] / by_kind[True] if by_kind[True] else 1.0
+
+
+def memory_evidence(seen: RunFacts) -> tuple[Evidence, ...]:
+    """Kills, deaths and the emptiest sample."""
+    found = [Evidence.of(kill) for kill in seen.kills[:8]] + [Evidence.of(death) for death in seen.deaths[:8]]
+    if seen.exhausted is not None:
+        found.append(Evidence.of(seen.exhausted))
+    return tuple(found)
+
+
+def outcome(seen: RunFacts) -> str:
+    """How it ended, as far as it is shown; a sentence to append."""
+    if seen.kills:
+        return f" The kernel killed {len(seen.kills)} process(es)."
+    if seen.deaths:
+        return f" {len(seen.deaths)} process(es) ended by SIGKILL."
+    if seen.exhausted is not None and seen.exhausted.left_bytes is not None:
+        return f" Afterwards {format_gb(seen.exhausted.left_bytes)} were left, less than the 10 GiB reserve."
+    return " Nothing was killed in what was given."
+
+
+def refused_pools(seen: RunFacts) -> list[ev.HostRefusal]:
+    """What the server's own check refused."""
+    return list(seen.run.of(ev.HostRefusal))
+
+
+def stopped_early(seen: RunFacts) -> bool:
+    """Host pools were asked for and the server neither became ready nor was told to stop."""
+    return (
+        bool(seen.run.host_pools)
+        and seen.run.milestone("ready") is None
+        and not seen.run.batches.decode
+        and (seen.run.milestone("shutdown") is None)
+    )

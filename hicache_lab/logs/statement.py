@@ -1,0 +1,88 @@
+"""One row of the statement tables: how a statement begins, the class it becomes, the values it may carry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hicache_lab.logs import events as ev
+from hicache_lab.units import GB, GIB, KIB, MIB
+
+N = r"-?\d+(?:\.\d+)?"
+UNITS: dict[str, Callable[[str], Any]] = {
+    "int": lambda text: int(float(text)),
+    "float": float,
+    "str": str,
+    "bool": lambda text: text == "True",
+    "gb": lambda text: round(float(text) * GB),
+    "gib": lambda text: round(float(text) * GIB),
+    "kb": lambda text: int(text) * KIB,
+    "mixed": lambda text: round(float(text.split()[0]) * (GIB if text.endswith("GiB") else MIB)),
+    "ms": lambda text: float(text) / 1000,
+    "ints": lambda text: tuple(int(number) for number in re.findall(r"\d+", text)),
+}
+_VALUES = {
+    "int": r"-?\d+(?:\.0)?(?![\d.]*\d)",
+    "float": rf"{N}|inf|nan",
+    "str": r"[^\s,;)]+",
+    "ms": N,
+    "bool": "True|False",
+    "gb": N,
+    "gib": N,
+    "kb": r"\d+",
+    "ints": r"\[[\d, ]*\]",
+}
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One statement: how it begins, the class it becomes, and which values it may carry.
+
+    Attributes:
+        variant: the name of the row.
+        event: the class of the event.
+        begins: regular expression for the beginning of the message.
+        keys: key as printed → field and unit; every key may be missing.
+        const: fields that the statement itself implies.
+        words: the first words (letters and underscores) a message of this kind can begin with; empty for any.
+        lines: how many unprefixed lines that follow may belong to it.
+    """
+
+    variant: str
+    event: type[ev.Event]
+    begins: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    const: Mapping[str, Any] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    lines: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head", re.compile(self.begins))
+        readers = []
+        for key, name in self.keys.items():
+            unit = name.rpartition("__")[2]
+            readers.append(
+                (name.rpartition("__")[0], re.compile(rf"(?:^|[\s,.({{]){key} ?[:=] ?({_VALUES[unit]})"), UNITS[unit])
+            )
+        object.__setattr__(self, "readers", tuple(readers))
+
+    head: re.Pattern[str] = field(init=False)
+    readers: tuple[tuple[str, re.Pattern[str], Callable[[str], Any]], ...] = field(init=False)
+
+    def match(self, message: str) -> dict[str, Any] | None:
+        """The fields the message carries, or None if it is another statement."""
+        found = self.head.match(message)
+        if found is None:
+            return None
+        fields = dict(self.const)
+        for name, text in found.groupdict().items():
+            base, _, unit = name.rpartition("__")
+            if text is not None:
+                fields[base or name] = UNITS[unit](text) if base else text
+        for name, regex, convert in self.readers:
+            value = regex.search(message)
+            if value:
+                fields[name] = convert(value[1])
+        return fields

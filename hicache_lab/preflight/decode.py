@@ -1,0 +1,67 @@
+"""Decode servers of a disaggregated pair: they may build host pools without --enable-hierarchical-cache."""
+
+from __future__ import annotations
+
+from hicache_lab.geometry import ModelGeometry
+from hicache_lab.launch import LaunchConfig
+from hicache_lab.releases import ReleaseRules
+from hicache_lab.resolution import DEFAULT_RATIO
+from hicache_lab.sizing.kv import option
+
+_CPU_TENSOR_ONLY = (
+    "disaggregation-decode-enable-radix-cache",
+    "disaggregation-decode-enable-offload-kvcache",
+    "enable-priority-scheduling",
+)
+
+
+def offloads(config: LaunchConfig) -> bool:
+    """Whether finished requests are offloaded through a host pool of ordinary size.
+
+    Source: 0.5.3+ disaggregation/decode_kvcache_offload_manager.py.
+    """
+    return option(config, "disaggregation-decode-enable-offload-kvcache") is not None
+
+
+def retracts_to_host(config: LaunchConfig, geometry: ModelGeometry, rules: ReleaseRules) -> bool:
+    """Whether a decode server keeps retracted requests in a host pool; 0.5.18+ does so by default for MHA models.
+
+    Source: 0.5.18+ mem_cache/kv_cache_builder.py resolve_decode_retraction_backup (CUDA).
+    """
+    if config.disaggregation_mode != "decode" or rules.decode_retraction_ratio is None:
+        return False
+    chosen = option(config, "disaggregation-decode-retraction-backup")
+    if chosen is not None:
+        return chosen == "host_pool"
+    mirrored = geometry.kind == "gqa" and "linear" not in geometry.layer_kinds
+    return mirrored and (config.dcp_size or 1) == 1 and all(option(config, name) is None for name in _CPU_TENSOR_ONLY)
+
+
+def unset_ratio(config: LaunchConfig, geometry: ModelGeometry, rules: ReleaseRules, device_tokens: int | None) -> float:
+    """The ratio of a decode server that was given neither a ratio nor a size.
+
+    Source: 0.5.18–0.5.23 mem_cache/kv_cache_builder.py resolve_decode_retraction_backup.
+    """
+    if not retracts_to_host(config, geometry, rules):
+        return DEFAULT_RATIO
+    if config.enable_hierarchical_cache:
+        return rules.decode_shared_ratio
+    ratio = rules.decode_retraction_ratio or DEFAULT_RATIO
+    context = config.context_length or geometry.max_position_embeddings
+    if not rules.decode_retraction_holds_a_request or not device_tokens or not context:
+        return ratio
+    page = config.page_size or 1
+    longest = -(-min(context - 1, device_tokens) // page) * page
+    return max(ratio, longest / device_tokens)
+
+
+def host_pool_without_hicache(config: LaunchConfig, geometry: ModelGeometry, rules: ReleaseRules) -> str | None:
+    """Why a server without --enable-hierarchical-cache still builds a host pool, in words; None if it does not."""
+    if offloads(config):
+        return "--disaggregation-decode-enable-offload-kvcache builds a host pool without --enable-hierarchical-cache"
+    if not retracts_to_host(config, geometry, rules):
+        return None
+    return (
+        f"a decode server of {rules.version} keeps retracted requests in a host pool, without "
+        "--enable-hierarchical-cache too (--disaggregation-decode-retraction-backup cpu_tensor builds none)"
+    )

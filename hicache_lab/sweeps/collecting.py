@@ -1,0 +1,103 @@
+"""What ``compare`` is given on the command line, as observations: sweeps, run folders, other tools' results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hicache_lab.comparison import Observation, Value, named, observe_run, read_results
+from hicache_lab.errors import InputError, UsageError
+from hicache_lab.runs import load_result
+from hicache_lab.runs.results import RESULT_FILE
+from hicache_lab.sweeps.ledger import PointRecord, SweepRecord, complete_result, is_sweep, load_sweep
+from hicache_lab.units import gb
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Observations with their labels, what is not among them and why, and the one sweep they come from (if one)."""
+
+    observations: tuple[Observation, ...]
+    left_out: tuple[tuple[str, str], ...]
+    sweep: SweepRecord | None = None
+    folder: Path | None = None
+
+
+def collect(arguments: Sequence[str]) -> Collection:
+    """Read what was named, each ``PATH`` or ``LABEL=PATH``.
+
+    Raises:
+        UsageError: nothing named.
+        InputError: a path that is none of a sweep folder, a run folder and a result of another tool.
+    """
+    if not arguments:
+        raise UsageError("compare: name run folders, sweep folders, or results of bench_serving or aiperf")
+    found: list[Observation] = []
+    left_out: list[tuple[str, str]] = []
+    sweeps: list[tuple[Path, SweepRecord]] = []
+    for argument in arguments:
+        label, path = _split(argument)
+        if is_sweep(path):
+            sweep = load_sweep(path)
+            sweeps.append((path, sweep))
+            observations, missing = observe_sweep(path, sweep)
+            # two sweeps have the same labels: the given one, or the folder's, tells them apart
+            found += [replace(one, label=f"{label}: {one.label}" if label else one.label) for one in observations]
+            left_out += missing
+        elif (path / RESULT_FILE).is_file():
+            result = load_result(path)
+            if result.complete:
+                found.append(observe_run(result, str(path), label=label))
+            else:
+                left_out.append((label or path.name, _why(result.status, result.error.message if result.error else "")))
+        elif path.is_file():
+            found += [replace(one, label=label) for one in read_results(path)]
+        else:
+            raise InputError(
+                f"{path}: expected a run folder (with {RESULT_FILE}), a sweep folder, a JSON-lines file of "
+                "sglang.bench_serving, or aiperf's profile_export_aiperf.json"
+            )
+    whole = sweeps[0] if len(arguments) == 1 and sweeps else (None, None)
+    return Collection(named(found), tuple(left_out), whole[1], whole[0])
+
+
+def _split(argument: str) -> tuple[str, Path]:
+    """``LABEL=PATH``, unless the whole is a path that exists (run folders are named name=value too)."""
+    whole = Path(argument)
+    label, equals, rest = argument.partition("=")
+    if not equals or whole.exists() or not label.strip():
+        return "", whole
+    return label.strip(), Path(rest)
+
+
+def observe_sweep(folder: Path, sweep: SweepRecord) -> tuple[list[Observation], list[tuple[str, str]]]:
+    """The complete points of a sweep, and (label, why) of the others."""
+    found, left_out = [], []
+    for point in sweep.points:
+        result = complete_result(folder / point.folder) if point.status == "complete" else None
+        if result is None:
+            left_out.append(
+                (point.label, _why(point.status, point.reason if point.status == "skipped" else _error(point)))
+            )
+            continue
+        origin = str(Path(folder.name) / point.folder)
+        one = observe_run(result, origin, label=point.label, settings=point.settings)
+        values = dict(one.values)
+        if point.host_bytes is not None and "host_gb" not in values:
+            values["host_gb"] = Value(gb(point.host_bytes), "GB", "computed")
+        words = dict(one.words) | ({"verdict": point.verdict} if point.verdict else {})
+        found.append(replace(one, values=values, words=words))
+    return found, list(dict.fromkeys(left_out))
+
+
+def _why(status: str, reason: str) -> str:
+    return f"{status}: {reason}" if reason else status
+
+
+def _error(point: PointRecord) -> str:
+    return (
+        f"{point.error.kind}: {point.error.message.splitlines()[0] if point.error.message else ''}"
+        if point.error
+        else ""
+    )

@@ -1,0 +1,196 @@
+"""A sweep's folder: ``sweep.json``, the grid as it was run, a lock, and one run folder a point below ``points/``.
+
+A point's folder is named after the content it was made from, so a point that is complete is found again by name:
+after an interrupt, after a kill -9, and after the grid was extended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hicache_lab.errors import HostError, InputError, UsageError
+from hicache_lab.runs import Failure, RunResult, load_result
+from hicache_lab.runs.recording import write_json
+from hicache_lab.runs.results import RESULT_FILE, read_record
+
+SCHEMA = "hicache-lab/sweep"
+SCHEMA_VERSION = 1
+SWEEP_FILE = "sweep.json"
+POINTS = "points"
+GRID_COPY = "grid.yaml"
+STATUSES = ("pending", "complete", "failed", "timed_out", "interrupted", "skipped")
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class PointRecord:
+    """How one point ended, or that it has not run yet.
+
+    Attributes:
+        label, settings, repeat, server, digest: as in the plan.
+        folder: its run folder, relative to the sweep's.
+        status: one of STATUSES.
+        verdict, reason: what preflight said; why it was skipped.
+        host_bytes, limit_bytes: preflight's numbers, None for a point that starts nothing.
+        seconds: wall time of the run.
+        error: why it failed, with the traceback.
+        reused: True if an earlier sweep had already made it.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+    repeat: int
+    server: tuple[str, ...]
+    digest: str
+    folder: str
+    status: str = "pending"
+    verdict: str = ""
+    reason: str = ""
+    host_bytes: int | None = None
+    limit_bytes: int | None = None
+    seconds: float | None = None
+    error: Failure | None = None
+    reused: bool = False
+
+    def ended(self, result: RunResult) -> PointRecord:
+        """This point with how its run ended."""
+        return replace(self, status=result.status, seconds=result.seconds, error=result.error)
+
+    def failed(self, kind: str, message: str, traceback: str = "") -> PointRecord:
+        """This point, failed before or outside its notebook."""
+        return replace(self, status="failed", error=Failure(kind, message, traceback=traceback))
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """A sweep: what it was, and how each of its points ended.
+
+    ``baseline``, ``metrics`` and ``objective`` are how the grid wants its points compared.
+    """
+
+    label: str
+    notebook: str
+    notebook_sha256: str
+    hicache_lab: str
+    python: str
+    started_at: str
+    points: tuple[PointRecord, ...]
+    baseline: str | None = None
+    metrics: tuple[str, ...] = ()
+    objective: str | None = None
+
+    def count(self, *statuses: str) -> int:
+        """How many points ended that way."""
+        return sum(point.status in statuses for point in self.points)
+
+    @property
+    def failed(self) -> int:
+        """Points that ran and did not complete."""
+        return self.count("failed", "timed_out")
+
+    def write(self, folder: Path) -> None:
+        """Write ``sweep.json``, whole or not at all."""
+        content = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **asdict(self)}
+        try:
+            write_json(folder / SWEEP_FILE, content)
+        except OSError as error:
+            raise HostError(f"{folder / SWEEP_FILE}: cannot be written ({error.strerror}); free some space") from error
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder is a sweep's."""
+    return (folder / SWEEP_FILE).is_file()
+
+
+def load_sweep(folder: Path) -> SweepRecord:
+    """Read a sweep folder.
+
+    Raises:
+        InputError: not a sweep's folder, another schema or version, or a field of another form.
+    """
+    path = folder / SWEEP_FILE
+    fields = read_record(path, SCHEMA, SCHEMA_VERSION, what="sweep")
+    try:
+        fields["points"] = tuple(_point(point) for point in fields["points"])
+        fields["metrics"] = tuple(fields["metrics"])
+        return SweepRecord(**fields)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: a field is missing or of another form ({error})") from error
+
+
+def _point(raw: dict[str, Any]) -> PointRecord:
+    error = Failure(**raw["error"]) if raw["error"] else None
+    point = PointRecord(**{**raw, "server": tuple(raw["server"]), "error": error})
+    if point.status not in STATUSES:
+        raise TypeError(f"status {point.status!r} is none of {', '.join(STATUSES)}")
+    # the folder is joined to the sweep's: it may not lead out of it
+    if Path(point.folder).is_absolute() or ".." in Path(point.folder).parts:
+        raise TypeError(f"folder {point.folder!r} lies outside the sweep")
+    return point
+
+
+def complete_result(folder: Path) -> RunResult | None:
+    """The result in a point's folder if that run is complete, else None."""
+    if not (folder / RESULT_FILE).is_file():
+        return None
+    try:
+        result = load_result(folder)
+    except InputError:
+        return None
+    return result if result.complete else None
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the sweep folder; it is made if need be.
+
+    The kernel lets go of the lock when the process ends, however it ends.
+
+    Raises:
+        UsageError: another sweep holds it.
+        HostError: the folder cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise HostError(f"sweep folder {folder}: cannot be made ({error.strerror})") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
+            raise UsageError(
+                f"{folder}: another sweep runs in this folder (process {holder or 'unknown'}); "
+                "wait for it, or choose another --label or --output"
+            ) from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def check_free(folder: Path, *, resume: bool) -> None:
+    """Refuse to mix a sweep with something else.
+
+    Raises:
+        UsageError: an earlier sweep without ``resume``, a folder of something else, or nothing to resume.
+    """
+    if is_sweep(folder):
+        if not resume:
+            done = load_sweep(folder)
+            raise UsageError(
+                f"{folder} holds a sweep already ({done.count('complete')} of {len(done.points)} points complete); "
+                "--resume goes on with it, --label or --output chooses another folder"
+            )
+        return
+    strangers = [path.name for path in folder.iterdir() if path.name != _LOCK] if folder.is_dir() else []
+    if strangers:
+        raise UsageError(f"{folder} exists and is not a sweep folder (no {SWEEP_FILE}); choose another --label")

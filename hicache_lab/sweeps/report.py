@@ -1,0 +1,209 @@
+"""A comparison written up for a decision: Markdown, and one HTML file that opens offline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hicache_lab.comparison import Comparison, Recommendation, recommend
+from hicache_lab.comparison.words import HEADER, pair_rows, rows, shown_first, title
+from hicache_lab.errors import HostError
+from hicache_lab.figures.comparison import Tradeoff, comparison_figure, hits_figure, tradeoff_figure
+from hicache_lab.figures.images import WrittenFigures, write_figures
+from hicache_lab.releases import RESERVE_BYTES
+from hicache_lab.report.document import (
+    Bullets,
+    Code,
+    Document,
+    FigureBlock,
+    Heading,
+    Paragraph,
+    Room,
+    Table,
+    write_report,
+)
+from hicache_lab.sweeps.collecting import Collection
+from hicache_lab.sweeps.ledger import GRID_COPY, SweepRecord
+from hicache_lab.units import GB
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_PANELS = 6
+_CAPTIONS = {
+    "settings": "Each setting's median with its interval; every run is a point. Grey: not told from the baseline.",
+    "tiers": "Prompt tokens by the tier they were found in, as the server counted them.",
+    "tradeoff": "What each setting brings against what it takes from the host; beyond the line the reserve goes.",
+}
+
+
+def comparison_figures(comparison: Comparison, sweep: SweepRecord | None = None) -> dict[str, Figure]:
+    """The figures of a report by name: settings, tiers (if recorded), tradeoff (if host memory is known)."""
+    figures = {"settings": comparison_figure(comparison, shown_first(comparison)[:_PANELS])}
+    tiers = hits_figure(comparison)
+    if tiers is not None:
+        figures["tiers"] = tiers
+    points = tradeoffs(comparison, sweep)
+    if comparison.objective and any(point.benefit is not None for point in points):
+        cells = [one.cells[comparison.objective] for one in comparison.settings if comparison.objective in one.cells]
+        limit = min((p.limit_bytes for p in sweep.points if p.limit_bytes is not None), default=None) if sweep else None
+        figures["tradeoff"] = tradeoff_figure(
+            points,
+            safe_bytes=limit - RESERVE_BYTES if limit is not None else None,
+            ram_bytes=None,
+            benefit=f"{comparison.objective} ({cells[0].unit})",
+            source=f"{cells[0].source}; host memory computed",
+        )
+    return figures
+
+
+def tradeoffs(comparison: Comparison, sweep: SweepRecord | None = None) -> list[Tradeoff]:
+    """Settings with their host bytes and objective, those that preflight skipped included."""
+    verdicts = {point.label: point.verdict for point in sweep.points} if sweep else {}
+    found = []
+    for setting in comparison.settings:
+        cost = setting.cells.get(comparison.cost or "")
+        goal = setting.cells.get(comparison.objective or "")
+        if cost is not None and goal is not None and cost.unit == "GB":
+            verdict = verdicts.get(setting.label, "")
+            found.append(Tradeoff(setting.label, int(cost.median * GB), goal.median, verdict))
+    for point in sweep.points if sweep else ():
+        if point.status == "skipped" and point.host_bytes is not None and point.repeat == 0:
+            found.append(Tradeoff(point.label, point.host_bytes, None, point.verdict))
+    return found
+
+
+def comparison_document(
+    collection: Collection,
+    comparison: Comparison,
+    *,
+    heading: str = "",
+    written: WrittenFigures | None = None,
+    figures: Mapping[str, Figure] | None = None,
+) -> Document:
+    """The report as blocks.
+
+    Args:
+        collection: what was read.
+        comparison: of it.
+        heading: the document's title.
+        written: files of the figures, for Markdown.
+        figures: the figures, for HTML; None makes them.
+    """
+    sweep = collection.sweep
+    document = Document(heading or (f"Sweep {sweep.label}" if sweep else "Comparison of runs"))
+    found = recommend(comparison)
+    _decision(document, found)
+    _what(document, comparison, sweep)
+    if comparison.left_out:
+        document.add(Heading("Not in the comparison"), Table(("setting", "why"), comparison.left_out))
+    drawn = comparison_figures(comparison, sweep) if figures is None else figures
+    document.add(Heading("Figures"))
+    for name, figure in drawn.items():
+        document.add(FigureBlock(figure, _CAPTIONS[name], file=written.files.get(name, "") if written else ""))
+    if written is not None and written.note:
+        document.add(Paragraph(f"{written.note[0].upper()}{written.note[1:]}."))
+    document.add(Heading("Tables"))
+    for name in shown_first(comparison):
+        document.add(Heading(title(comparison, name), 3), Table(HEADER, tuple(rows(comparison, name))))
+    _pairs(document, comparison)
+    _reading(document, comparison)
+    _again(document, comparison, sweep)
+    return document
+
+
+def _decision(document: Document, found: Recommendation | None) -> None:
+    document.add(Heading("What to take"))
+    if found is None:
+        document.add(Paragraph("No figure that decides was recorded; name one with --objective."))
+    else:
+        document.add(Paragraph(f"{found.reason[0].upper()}{found.reason[1:]}."))
+        document.add(Paragraph(f"It was chosen by {found.objective}, among settings that may run on this host."))
+    document.add(Room("What was decided, by whom, and what would change it"))
+
+
+def _what(document: Document, comparison: Comparison, sweep: SweepRecord | None) -> None:
+    document.add(Heading("What was compared"))
+    runs = sum(len(setting.runs) for setting in comparison.settings)
+    facts = [f"{len(comparison.settings)} settings, {runs} runs; the baseline is {comparison.baseline}."]
+    if sweep is not None:
+        facts += [
+            f"Notebook {sweep.notebook} (sha256 {sweep.notebook_sha256[:12]}…), hicache-lab {sweep.hicache_lab}, "
+            f"Python {sweep.python}, begun {sweep.started_at}.",
+            f"{sweep.count('complete')} of {len(sweep.points)} points complete, {sweep.failed} failed, "
+            f"{sweep.count('skipped')} skipped by preflight.",
+        ]
+    document.add(Bullets(tuple(facts)))
+    origins = tuple((setting.label, ", ".join(run.origin for run in setting.runs)) for setting in comparison.settings)
+    document.add(Table(("setting", "runs"), origins))
+
+
+def _pairs(document: Document, comparison: Comparison) -> None:
+    if not comparison.pairs:
+        return
+    header = ("setting", "figure", "predicted", "observed", "difference", "unit", "sources")
+    table = tuple(
+        (*words, p.unit, f"{p.predicted_source} / {p.observed_source}")
+        for p, words in zip(comparison.pairs, pair_rows(comparison), strict=True)
+    )
+    document.add(Heading("Predicted against observed"), Table(header, table))
+
+
+def _reading(document: Document, comparison: Comparison) -> None:
+    document.add(
+        Heading("How to read it"),
+        Bullets(
+            (
+                "A run is the unit: the median is of runs, the interval a percentile bootstrap over runs "
+                f"({comparison.confidence:.0%}).",
+                "“inside the noise”: the interval of the difference from the baseline holds zero. “one run”: there is "
+                "nothing to tell noise from.",
+                "Computed and simulated figures have no noise; measured ones do.",
+                *comparison.notes,
+            )
+        ),
+    )
+
+
+def _again(document: Document, comparison: Comparison, sweep: SweepRecord | None) -> None:
+    document.add(Heading("Run it again"))
+    if sweep is None:
+        origins = " ".join(run.origin for setting in comparison.settings for run in setting.runs)
+        document.add(Code(f"hicache-lab compare {origins}"))
+    else:
+        document.add(
+            Paragraph(f"{GRID_COPY} beside this file is the grid as it was run; complete points are not run again."),
+            Code(f"hicache-lab sweep {GRID_COPY} --resume"),
+        )
+
+
+def write_comparison(
+    collection: Collection, comparison: Comparison, target: Path, *, images: bool = True, heading: str = ""
+) -> tuple[Path, Path, WrittenFigures | None]:
+    """Write ``TARGET.md``, ``TARGET.html`` and the figures beside them.
+
+    Args:
+        collection: what was read.
+        comparison: of it.
+        target: the report's path; a suffix .md or .html is taken off.
+        images: also write the figures as files, for Markdown.
+        heading: the document's title.
+
+    Raises:
+        HostError: the folder cannot be written.
+    """
+    base = target.with_suffix("") if target.suffix in {".md", ".html"} else target
+    figures = comparison_figures(comparison, collection.sweep)
+    written = None
+    if images:
+        folder = base.with_name(f"{base.name}_figures")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HostError(f"{folder}: cannot be made ({error.strerror})") from error
+        drawn = write_figures(figures, folder)
+        written = WrittenFigures({name: f"{folder.name}/{file}" for name, file in drawn.files.items()}, drawn.note)
+    document = comparison_document(collection, comparison, heading=heading, written=written, figures=figures)
+    markdown, page = write_report(document, base.parent, base.name)
+    return markdown, page, written

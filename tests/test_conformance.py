@@ -1,0 +1,99 @@
+"""The conformance harness's own side: cases, reporting and refusals (the releases' code runs in `make conformance`)."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hicache_lab.errors import HostError
+from hicache_lab.vectors import compute, replay
+
+CONFORMANCE = Path(__file__).parents[1] / "conformance"
+
+
+@pytest.fixture
+def harness(monkeypatch) -> Iterator:
+    monkeypatch.syspath_prepend(str(CONFORMANCE))
+    import grid
+    import run
+    import stand_ins
+
+    yield run, grid, stand_ins
+    for name in ("run", "grid", "stand_ins"):
+        sys.modules.pop(name)
+
+
+def cases() -> list[dict]:
+    return [json.loads(line) for line in (CONFORMANCE / "cases.jsonl").read_text().splitlines()]
+
+
+def test_the_case_file_is_what_the_grid_writes(harness, tmp_path) -> None:
+    _, grid, _ = harness
+    written = tmp_path / "cases.jsonl"
+    assert grid.write(written) == len(cases())
+    assert written.read_text() == (CONFORMANCE / "cases.jsonl").read_text()
+    assert len({case["case_id"] for case in cases()}) == len(cases())
+
+
+def outcome_of_library(release: str) -> list[tuple[int, dict]]:
+    """Records as a worker would write them if the release did what the library says."""
+    found = []
+    for number, case in enumerate(cases()):
+        if case["kind"] in ("mla", "mha") and isinstance(case["available"], int):
+            record = case | {"release": release}
+            found.append((number, record | compute(record)))
+    return found
+
+
+def test_a_mismatch_names_era_field_and_case(harness) -> None:
+    run, _, _ = harness
+    records = outcome_of_library("0.5.23")
+    assert len(records) > 50
+    assert replay(records).total.mismatched == 0
+    altered = next(record for _, record in records if record["outcome"] == "ok")
+    altered["size"] += 1
+    report = replay(records)
+    said = "\n".join(run.lines("0.5.23", len(records), {"no nsa host pool": 35}, report))
+    assert f"DIFFERS era J, field size, case {altered['case_id']}" in said
+    assert "not carried out: 35 × no nsa host pool" in said
+    assert f"{len(records) - 1} of {len(records)} cases equal" in said
+    assert "NOT examined before" in "\n".join(run.lines("0.9.0", 1, {}, report))
+
+
+def test_failures_are_said_with_their_reason(harness, tmp_path, capsys, monkeypatch) -> None:
+    run, _, _ = harness
+    with pytest.raises(HostError, match=r"counting failed \(exit code 1\)"):
+        run._run([sys.executable, "-c", "raise SystemExit('no torch')"], "counting")
+    monkeypatch.setattr(run, "NEEDED_BYTES", 10**18)
+    with pytest.raises(HostError, match="torch needs"):
+        run.torch_python(tmp_path)
+    assert not (tmp_path / "torch-env").exists()
+    assert run.main(["--release", "not-a-release", "--cache", str(tmp_path), "--python", sys.executable]) == 1
+    assert "expected a release" in capsys.readouterr().err
+
+
+def test_inert_modules_do_nothing_and_do_not_hide_missing_ones(tmp_path) -> None:
+    package = tmp_path / "sglang/srt/mem_cache"
+    package.mkdir(parents=True)
+    (tmp_path / "sglang/srt/utils.py").write_text("raise SystemExit('the real one ran')\n")
+    (package / "memory_pool.py").write_text(
+        "import not_installed_anywhere\n"
+        "from sglang.srt.utils import is_cuda, synchronized, Base\n"
+        "@synchronized\n"
+        "def kept():\n    return 41\n"
+        "class Pool(Base[int]):\n    def __init__(self, size):\n        self.size = size\n"
+        "ON_CUDA = bool(is_cuda())\n"
+        "try:\n    import sglang.srt.nowhere\nexcept ModuleNotFoundError:\n    MISSING = True\n"
+    )
+    code = (
+        "import sys; from pathlib import Path; from stand_ins import ReleaseFinder\n"
+        f"sys.meta_path.insert(0, ReleaseFinder(Path({str(tmp_path)!r})))\n"
+        "import sglang.srt.mem_cache.memory_pool as pool\n"
+        "print(pool.kept() + pool.Pool(1).size, pool.ON_CUDA, pool.MISSING)\n"
+        "try:\n    import not_installed_either\nexcept ModuleNotFoundError:\n    print('still missing')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=CONFORMANCE, capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[:2] == ["42 False True", "still missing"], done.stderr

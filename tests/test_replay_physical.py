@@ -1,0 +1,145 @@
+"""The replay with real processes and the kernel's OOM killer, in a memory control group of its own.
+
+Where the machine offers no such group, each test asserts the refusal and its reason; in CI that is a failure.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hicache_lab.errors import HostError, UsageError
+from hicache_lab.replay import Guard, Replay, Story, enact, physical, simulate
+from hicache_lab.replay.cgroup import PREFIX, find_layout, memory_group
+from hicache_lab.units import GB, MB
+
+pytestmark = pytest.mark.physical
+
+INCIDENT = Story(Guard("0.5.8"))
+SHARED = Guard("0.5.19", divides_by_ranks=True)
+
+
+@pytest.fixture(scope="module")
+def refusal() -> str | None:
+    """Why this machine offers no memory control group; None when it does."""
+    try:
+        with memory_group(64 * MB):
+            return None
+    except HostError as error:
+        return str(error)
+
+
+def enacted(story: Story, refusal: str | None) -> Replay | None:
+    """The replay; None when the machine cannot, and then its refusal has been checked."""
+    if refusal is None:
+        told = enact(story, pin_seconds=0.5)
+        assert told.group is not None
+        assert not Path(told.group).exists()
+        return told
+    assert os.environ.get("CI") != "true", f"CI must offer a memory control group: {refusal}"
+    with pytest.raises(HostError, match="control group"):
+        enact(story)
+    return None
+
+
+def test_the_kernel_kills_seven_of_eight(refusal) -> None:
+    told = enacted(INCIDENT, refusal)
+    if told is None:
+        return
+    said = simulate(INCIDENT)
+    assert told.passed == 8, "each check alone said yes"
+    assert (told.outcome, told.oom_kills, told.survivors, told.refused) == ("oom", 7, 1, 0)
+    assert (said.oom_kills, said.survivors) == (told.oom_kills, told.survivors)
+    assert 440 * MB < told.peak_bytes <= 449 * MB
+    assert len(told.samples) > 10
+    assert max(sum(s.rank_bytes) for s in told.samples) > 300 * MB, "the sampler saw the ranks fill up"
+    survivor = next(rank for rank in told.ranks if rank.fate == "survived")
+    assert survivor.peak_bytes == pytest.approx(300 * MB, rel=0.01)
+    assert survivor.end_seconds is None
+    for line in told.kernel_lines:
+        assert "oom-kill:" in line or "out of memory" in line
+
+
+def test_48_each_survive_and_match_the_model(refusal) -> None:
+    story = replace(INCIDENT, requested_bytes=48 * GB)
+    told = enacted(story, refusal)
+    if told is None:
+        return
+    assert (told.outcome, told.oom_kills, told.survivors, told.refused) == ("fits", 0, 8, 0)
+    assert told.peak_bytes * told.scale == pytest.approx(simulate(story).peak_bytes, rel=0.03)
+
+
+def test_a_late_rank_is_refused_with_what_the_model_says(refusal) -> None:
+    story = replace(INCIDENT, skew_seconds=200)
+    told = enacted(story, refusal)
+    if told is None:
+        return
+    said = simulate(story)
+    assert (told.outcome, told.oom_kills, told.refused) == ("refused", 0, 1)
+    assert [rank.fate for rank in told.ranks] == [rank.fate for rank in said.ranks]
+    assert told.ranks[1].budget_bytes * told.scale == pytest.approx(said.ranks[1].budget_bytes, rel=0.03)
+
+
+def test_the_later_guard_refuses_eight(refusal) -> None:
+    told = enacted(replace(INCIDENT, guard=SHARED), refusal)
+    if told is None:
+        return
+    assert (told.refused, told.oom_kills, told.survivors) == (8, 0, 0)
+    assert told.ranks[0].budget_bytes * 1000 == pytest.approx(54.28 * GB, rel=0.01)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_stays_behind_after_any_exit(refusal, end) -> None:
+    if refusal is not None:
+        assert os.environ.get("CI") != "true", refusal
+        return
+    code = (
+        "from hicache_lab.replay import *; from hicache_lab.units import GB;"
+        "enact(Story(Guard('0.5.8'), requested_bytes=40 * GB), pin_seconds=60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1], stderr=subprocess.DEVNULL)
+    mount = find_layout().mount
+
+    def running() -> bool:
+        return group.exists() or any(psutil.pid_exists(int(pid)) for pid in ranks)
+
+    try:
+        group, ranks = None, []
+        deadline = time.monotonic() + 20
+        while len(ranks) < 9 and time.monotonic() < deadline:
+            group = group or next(mount.rglob(f"{PREFIX}{process.pid}-*"), None)
+            ranks = group.joinpath("cgroup.procs").read_text().split() if group else []
+            time.sleep(0.05)
+        assert group is not None
+        assert len(ranks) == 9, "eight ranks and the host's other memory"
+        process.send_signal(end)
+        process.wait(timeout=10)
+        while (group.exists() or any(psutil.pid_exists(int(pid)) for pid in ranks)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not group.exists()
+        assert not any(psutil.pid_exists(int(pid)) for pid in ranks)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_never_above_the_cap() -> None:
+    with pytest.raises(UsageError, match=r"above the cap of 1\.00 GB; use --scale 449 or more"):
+        enact(INCIDENT, scale=100)
+
+
+def test_never_when_the_machine_itself_is_short(monkeypatch) -> None:
+    monkeypatch.setattr(physical.psutil, "virtual_memory", type("M", (), {"available": 500 * MB}))
+    with pytest.raises(HostError, match="so that only the control group runs out"):
+        enact(INCIDENT)
+
+
+def test_a_scale_too_large_for_real_processes() -> None:
+    with pytest.raises(UsageError, match="use a smaller scale"):
+        enact(INCIDENT, scale=10**6)

@@ -1,0 +1,259 @@
+"""A measured run: described, predicted, compared, written, read back, drawn."""
+
+import asyncio
+import json
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_sglang import Answer, fake_sglang, recorded, recorded_routes
+
+from hicache_lab import figures, serverrun
+from hicache_lab.errors import InputError, UsageError
+from hicache_lab.load import ServerSample
+from hicache_lab.resources import data_dir
+from hicache_lab.server.description import Description
+from hicache_lab.serverrun.run import DESCRIPTION_FILE
+
+
+@pytest.fixture(scope="module", params=[path.name for path in serverrun.recorded_runs()])
+def run(request: pytest.FixtureRequest) -> serverrun.ServerRun:
+    """Each recorded run that ships with the package."""
+    folder = next(path for path in serverrun.recorded_runs() if path.name == request.param)
+    return serverrun.read_run(folder)
+
+
+def test_recorded_runs_are_real_and_of_both_releases(run: serverrun.ServerRun) -> None:
+    assert {path.name for path in serverrun.recorded_runs()} == {"0.5.10-tiny-llama", "0.5.23-tiny-llama"}
+    assert run.result.ended == "complete"
+    assert not [record for record in run.result.measured if record.error]
+    assert "recorded, not live" in run.banner
+    hostile = replace(run, server=replace(run.server, model_path="a`<img src=x onerror=alert(1)>\n# big"))
+    assert "`a'<img src=x onerror=alert(1)> # big`" in hostile.banner  # a code span: shown, not interpreted
+    assert run.recorded_in.name.startswith(run.server.release)
+
+
+def test_prediction_and_recorded_server_agree_exactly(run: serverrun.ServerRun) -> None:
+    prediction = serverrun.predict(run.server)
+    assert prediction.why_not is None
+    assert prediction.host_tokens == run.server.host_tokens == 8193
+    compared = serverrun.comparison(run, prediction)
+    assert [row["agrees"] for row in compared] == [True, True, True]
+    simulation = serverrun.simulate(run)
+    conclusion = serverrun.conclusion(run, prediction, simulation)
+    assert "**agree exactly**: 8,193 tokens" in conclusion
+    assert "hits of 24 of 24 requests exactly" in conclusion
+    recorded_figures = {name: value for name, value, _, _ in serverrun.figures_of(run, prediction, simulation)}
+    assert recorded_figures["requests_simulated_exactly"] == 24
+    assert recorded_figures["host_tokens_agree"] is True
+    assert recorded_figures["read_host_tokens"] >= 8 * 390
+
+
+def test_a_pool_that_differs_is_said_loudly(run: serverrun.ServerRun) -> None:
+    other = replace(run, server=replace(run.server, host_tokens=8192))
+    prediction = serverrun.predict(other.server)
+    assert serverrun.comparison(other, prediction)[0]["agrees"] is False
+    assert "**DISAGREE**: 8,193 tokens computed, 8,192 observed" in serverrun.conclusion(
+        other, prediction, serverrun.simulate(other)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"device_tokens": None}, "does not tell its device pool"),
+        ({"model_path": "nobody/knows"}, "name the model with the parameter model"),
+        ({"release": ""}, "name the model"),
+    ],
+)
+def test_what_cannot_be_predicted_says_why(run: serverrun.ServerRun, changes, reason: str) -> None:
+    prediction = serverrun.predict(replace(run.server, **changes))
+    assert prediction.host_tokens is None
+    assert reason in prediction.why_not
+    text = serverrun.conclusion(run, prediction, serverrun.simulate(run))
+    assert "could not be compared" in text
+
+
+def test_a_server_without_hicache_has_no_host_pool(run: serverrun.ServerRun) -> None:
+    off = replace(run.server, hicache=replace(run.server.hicache, enabled=False))
+    assert "--enable-hierarchical-cache" in serverrun.predict(off).why_not
+
+
+def test_the_read_phase_came_from_the_host(run: serverrun.ServerRun) -> None:
+    rows = {row["phase"]: row for row in serverrun.hit_rows(run.result)}
+    assert rows["write"]["on the host"] == 0
+    # two prompts may begin with the same token by chance, which is then found on the device
+    assert rows["read"]["on the host"] >= 8 * 390
+    assert rows["read"]["on the host"] + rows["read"]["on the device"] == 8 * 399
+    assert rows["read"]["computed anew"] == 8
+
+
+def test_written_and_read_back_it_is_the_same(run: serverrun.ServerRun, tmp_path: Path) -> None:
+    run.write(tmp_path)
+    again = serverrun.read_run(tmp_path)
+    assert again.server == run.server
+    assert again.result == run.result
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "named"),
+    [
+        (DESCRIPTION_FILE, "{", DESCRIPTION_FILE),
+        ("load.json", '{"schema": 99}', "schema 99"),
+        ("load.json", "[", "load.json"),
+        ("requests.parquet", "PAR1", "requests.parquet"),
+    ],
+)
+def test_damaged_runs_are_refused_by_name(tmp_path: Path, file: str, text: str, named: str) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(serverrun.recorded_runs()[0], folder)
+    (folder / file).write_text(text)
+    with pytest.raises(InputError, match=named):
+        serverrun.read_run(folder)
+    with pytest.raises(InputError, match="expected a measured run"):
+        serverrun.read_run(tmp_path)
+
+
+def test_before_and_after_says_when_the_loads_differ(run: serverrun.ServerRun) -> None:
+    same = serverrun.before_after(run, run)
+    assert same[0]["change"] == "yes"
+    assert {row["change"] for row in same[1:]} <= {"+0.0 %", None}
+    other = replace(run, result=replace(run.result, seed=99))
+    assert "do not compare" in serverrun.before_after(run, other)[0]["change"]
+
+
+def test_the_simulator_gives_every_recorded_request_to_the_token(run: serverrun.ServerRun) -> None:
+    """Independent of each other: real schedulers on one side, the replay's rules on the other."""
+    simulation = serverrun.simulate(run)
+    told = [(record.cached_device, record.cached_host) for record in run.result.measured]
+    assert list(zip(simulation.device_tokens, simulation.host_tokens, strict=True)) == told
+    smaller = serverrun.simulate(replace(run, server=replace(run.server, host_tokens=2049)))
+    assert smaller.agreeing < 24  # and it would notice a smaller pool
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [({"form": "text"}, "token ids to /generate"), ({"target": {"api": "chat"}}, "token ids to /generate")],
+)
+def test_what_cannot_be_simulated_says_why(run: serverrun.ServerRun, parameters, reason: str) -> None:
+    changed = replace(run.result, parameters=run.result.parameters | parameters)
+    assert reason in serverrun.simulate(replace(run, result=changed)).why_not
+    trace = replace(run.result, plan="trace_replay")
+    assert "cannot be made again" in serverrun.simulate(replace(run, result=trace)).why_not
+    pools = replace(run.server, host_tokens=None)
+    assert "does not tell the sizes" in serverrun.simulate(replace(run, server=pools)).why_not
+
+
+@pytest.mark.parametrize("workload", [name for name in serverrun.WORKLOADS if name != "trace_replay"])
+def test_every_workload_can_be_asked_for(workload: str) -> None:
+    plan = serverrun.make_plan(workload, seed=1, prompts=2, prompt_tokens=40, answer_tokens=4, device_tokens=100)
+    assert plan.requests >= 2
+    assert plan == serverrun.make_plan(
+        workload, seed=1, prompts=2, prompt_tokens=40, answer_tokens=4, device_tokens=100
+    )
+
+
+def test_a_shipped_trace_can_be_replayed_on_a_small_server() -> None:
+    plan = serverrun.make_plan(
+        "trace_replay",
+        seed=1,
+        prompts=20,
+        prompt_tokens=1,
+        answer_tokens=8,
+        trace=str(data_dir() / "traces" / "mooncake_conversation.jsonl.zst"),
+        shrink=32,
+        context_tokens=2000,
+    )
+    turns = [session.turns[0] for session in plan.phases[0].sessions]
+    assert len(turns) == 20
+    assert max(len(turn.tokens) for turn in turns) <= 1992
+    assert max(turn.max_new_tokens for turn in turns) == 8
+    assert plan.phases[0].sessions[-1].at_s > 0
+
+
+def test_mistakes_in_parameters_are_named() -> None:
+    sizes = {"seed": 1, "prompts": 2, "prompt_tokens": 40, "answer_tokens": 4}
+    with pytest.raises(UsageError, match="workload: expected one of write_evict_read"):
+        serverrun.make_plan("chat", **sizes)
+    with pytest.raises(UsageError, match="evict_tokens: the server does not tell"):
+        serverrun.make_plan("write_evict_read", **sizes)
+    with pytest.raises(UsageError, match="trace: name the file"):
+        serverrun.make_plan("trace_replay", **sizes)
+
+
+def test_a_live_server_is_described_and_measured() -> None:
+    started, stop = threading.Event(), threading.Event()
+    url: list[str] = []
+
+    async def serve() -> None:
+        stream = Answer(body=recorded("0.5.23-llama-tp1", "generate_stream.txt"))
+        async with fake_sglang(recorded_routes("0.5.23") | {"/generate": stream}) as fake:
+            url.append(fake.url)
+            started.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    started.wait(10)
+    try:
+        run = serverrun.measure(url[0], workload="random", prompts=3, answer_tokens=6, warmup=1, progress=False)
+    finally:
+        stop.set()
+        thread.join()
+    assert run.recorded_in is None
+    assert run.server.host_tokens == 8193
+    assert len(run.result.succeeded) == 3
+    assert "**Measured** just now on SGLang `0.5.23`" in run.banner
+
+
+def test_without_a_server_the_newest_recorded_run_is_read() -> None:
+    assert serverrun.measure("").server.release == "0.5.23"
+
+
+def test_a_description_survives_json(run: serverrun.ServerRun, tmp_path: Path) -> None:
+    path = tmp_path / "server.json"
+    path.write_text(run.server.as_json())
+    assert Description.from_file(path) == run.server
+    assert "api_key" not in json.loads(path.read_text())
+    assert {row["fact"] for row in run.server.rows} >= {"release", "hicache_ratio", "device_tokens"}
+
+
+# ---- figures
+
+
+def test_bars_add_up_to_the_prompts(run: serverrun.ServerRun) -> None:
+    figure = figures.tiers_figure(run.result)
+    for place, record in enumerate(sorted(run.result.succeeded, key=lambda r: r.index)):
+        assert sum(bar.y[place] for bar in figure.data) == record.prompt_tokens
+    assert {bar.name for bar in figure.data} >= {"host", "computed anew"}
+    assert all(bar.marker.pattern.shape is not None for bar in figure.data)
+    assert "tokens" in figure.layout.yaxis.title.text
+
+
+def test_pools_are_drawn_with_their_limits(run: serverrun.ServerRun) -> None:
+    figure = figures.pools_figure(
+        run.result.samples, host_tokens=run.server.host_tokens, device_tokens=run.server.device_tokens
+    )
+    assert {shape.y0 for shape in figure.layout.shapes} == {8193, 2048}
+    assert max(value for value in figure.data[0].y if value is not None) <= 8193
+
+
+def test_moves_start_at_zero_and_survive_failed_scrapes() -> None:
+    samples = (
+        ServerSample(0.0, evicted_tokens=100, loaded_back_tokens=None),
+        ServerSample(1.0, missing="gone"),
+        ServerSample(2.0, evicted_tokens=150, loaded_back_tokens=40),
+    )
+    evicted, loaded = figures.moves_figure(samples).data
+    assert list(evicted.y) == [0, 50]
+    assert list(loaded.y) == [0, 40]
+    assert figures.moves_figure(()).data[0].y == ()
+
+
+def test_latency_curves_end_at_all_requests(run: serverrun.ServerRun) -> None:
+    figure = figures.latency_figure(run.result)
+    assert all(curve.y[-1] == 100 for curve in figure.data)
+    assert sum(len(curve.x) for curve in figure.data) == len(run.result.succeeded)
+    assert all(list(curve.x) == sorted(curve.x) for curve in figure.data)
