@@ -69,13 +69,15 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """JupyterLab on loopback with a token, in a folder of its own; its address with the token."""
     folder = tmp_path_factory.mktemp("lab")
     shutil.copy(notebooks_dir() / "03_tuner.ipynb", folder)
-    # by default JupyterLab draws only the cells in view, and asks about news
+    # by default JupyterLab draws only the cells in view, and asks about news; it gives a kernel 3 s for its first answer,
+    # and on a busy machine, where that was not enough, updates of the figure never reached the page
     for extension, name, text in (
         ("notebook-extension", "tracker", '{"windowingMode": "none"}'),
         ("apputils-extension", "notification", '{"fetchNews": "false"}'),
+        ("apputils-extension", "kernels-settings", '{"kernelInfoTimeout": 60000}'),
     ):
         setting = folder / "settings" / "@jupyterlab" / extension / f"{name}.jupyterlab-settings"
-        setting.parent.mkdir(parents=True)
+        setting.parent.mkdir(parents=True, exist_ok=True)
         setting.write_text(text)
     port, token = free_port(), secrets.token_hex(16)
     environment = os.environ | {
@@ -118,8 +120,9 @@ def wait_for_kernel(lab: str) -> None:
     """Until the notebook's kernel is idle and the page is connected to it; before, "run all" is lost."""
     address, token = lab.split("/lab/", maxsplit=1)[0], lab.rpartition("=")[2]
     request = urllib.request.Request(f"{address}/api/kernels", headers={"Authorization": f"token {token}"})
+    kernels = None
     for _ in range(PATIENCE_MS // 250):
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=10) as answer:
             kernels = json.load(answer)
         if kernels and all(one["execution_state"] == "idle" and one["connections"] for one in kernels):
             return
@@ -141,11 +144,6 @@ def page(lab: str) -> Iterator[Any]:
         page.goto(lab)
         page.wait_for_selector(".jp-Notebook .jp-Cell")
         wait_for_kernel(lab)
-        # JupyterLab asks a newly connected kernel for the widgets it has; one that is born meanwhile gets two models in
-        # the page, and the one on show hears nothing more. So one plain cell runs first.
-        page.locator(".jp-CodeCell").first.locator(".cm-content").click()
-        page.keyboard.press("Shift+Enter")
-        page.locator(".jp-CodeCell .jp-InputPrompt", has_text="[1]").first.wait_for()
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_role("menuitem", name=re.compile("^Run All Cells")).click()
         page.wait_for_selector(".hicache-verdict")
