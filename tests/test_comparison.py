@@ -218,6 +218,15 @@ def test_aiperf_is_read() -> None:
     assert one.settings["concurrency"] == 100
 
 
+def test_what_makes_a_run_doubtful_is_said(tmp_path: Path) -> None:
+    stopped = json.loads((BENCH / "profile_export_aiperf.json").read_text()) | {"was_cancelled": True}
+    (tmp_path / "stopped.json").write_text(json.dumps(stopped))
+    found = compare(
+        named([*read_results(BENCH / "profile_export_aiperf.json"), *read_results(tmp_path / "stopped.json")])
+    )
+    assert "stopped, 1 of 1 runs: the benchmark was cancelled before its end" in found.notes
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -170,3 +170,25 @@ def test_04_judges_a_line_on_a_host(tmp_path: Path, host_ram: str) -> None:
     else:
         assert result.figures["available_gb"].source == "measured"
         assert result.value("available_gb") > 0
+
+
+def test_07_decides_from_a_recorded_sweep(tmp_path: Path) -> None:
+    result = run("07_sweep", tmp_path / "run")
+    assert result.value("skipped") == 2
+    assert round(result.value("safe_gb"), 2) == 394.26
+    # from ratio 4 on all that comes back is found; it takes least of those
+    assert result.value("take") == "ratio 4"
+    hits = {row["setting"]: row["hit_share (share of prompt tokens)"] for row in result.value("table")}
+    assert hits["ratio 1.5"].endswith("inside the noise")
+    assert hits["ratio 4"].endswith("higher")
+    assert {"decision.md", "decision.html"} <= set(result.files)
+    assert "Not enough host memory available. Requesting 300.00 GB" in (tmp_path / "run" / "decision.md").read_text()
+
+
+def test_07_runs_a_grid_of_its_own(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.yaml"
+    varying = Path(__file__).parent / "notebooks" / "varying.ipynb"
+    grid.write_text(f"label: mine\nnotebook: {varying}\naxes: {{size_gb: [48, 13]}}\n")
+    result = run("07_sweep", tmp_path / "run", grid=str(grid), run=True)
+    assert (result.value("points"), result.value("take")) == (2, "size_gb=48")
+    assert "mine/sweep.json" in result.files

@@ -25,6 +25,10 @@ EXACT = frozenset({"computed", "simulated", "replayed"})
 """Sources without noise: the same input gives the same number, so one run is enough."""
 
 
+# recorded texts that a reader of the numbers must know
+_CAUTIONS = ("caution", "too_busy")
+
+
 @dataclass(frozen=True)
 class Cell:
     """One figure of one setting.
@@ -272,6 +276,11 @@ def _notes(settings: Sequence[Setting], baseline: str, names: Sequence[str], con
                 f"{judged} differences are judged at {confidence:.0%}: about {judged * (1 - confidence):.0f} of them "
                 "would look real by luck alone"
             )
+    for setting in settings:
+        for word in _CAUTIONS:
+            said = [run.words[word] for run in setting.runs if word in run.words]
+            if said:
+                notes.append(f"{setting.label}, {len(said)} of {len(setting.runs)} runs: {said[0]}")
     for name in names:
         missing = [setting.label for setting in settings if name not in setting.cells]
         if missing and len(missing) < len(settings):

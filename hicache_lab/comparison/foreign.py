@@ -101,7 +101,8 @@ def _aiperf(record: Mapping[str, Any], path: Path) -> Observation:
         for part, name in AIPERF_PARTS.items():
             if (number := _number(entry.get(part))) is not None:
                 values[f"{ours}_{name}_ms"] = Value(number * factor, "ms", "measured")
-    return Observation("", _aiperf_settings(record.get("input_config")), values, str(path), "aiperf")
+    cancelled = {"caution": "the benchmark was cancelled before its end"} if record.get("was_cancelled") else {}
+    return Observation("", _aiperf_settings(record.get("input_config")), values, str(path), "aiperf", cancelled)
 
 
 def _check_unit(path: Path, name: str, entry: Mapping[str, Any], unit: str) -> None:

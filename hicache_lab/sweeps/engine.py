@@ -180,7 +180,7 @@ class _Sweep:
         point, record = self._plan.points[number], self.record.points[number]
         try:
             base_url = host.ready(point) if host else None
-            return record.ended(run_task(self._task(number, base_url)))
+            return self._checked(record, run_task(self._task(number, base_url)))
         except KeyboardInterrupt:
             return replace(record, status="interrupted")
         except HostError:
@@ -248,10 +248,16 @@ class _Sweep:
                 "FolderNotShared",
                 f"the worker finished, but its run folder is not here: {record.folder}; workers need this folder too",
             )
+        return self._checked(record, result)
+
+    def _checked(self, record: PointRecord, result: RunResult) -> PointRecord:
+        """A run is the point's only if it was made from what the point was planned with."""
         if result.hicache_lab != self.record.hicache_lab:
             return record.failed(
                 "OtherVersion", f"the worker runs hicache-lab {result.hicache_lab}, this is {self.record.hicache_lab}"
             )
+        if result.notebook_sha256 != self.record.notebook_sha256:
+            return record.failed("NotebookChanged", "the notebook was changed while the sweep ran; --resume plans anew")
         return record.ended(result)
 
     def _task(self, number: int, base_url: str | None) -> Task:

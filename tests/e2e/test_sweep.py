@@ -41,8 +41,9 @@ def test_hits_move_to_the_host_as_the_simulator_said(swept: Path) -> None:
     compared = compare_collection(collect([str(swept)]))
     hits = {one.label: one.cells["hit_share"].median for one in compared.settings}
     # a host tier that holds less than all that comes back is scanned in a circle, and holds nothing when it is asked
-    assert hits["HiCache off"] == hits["ratio 1.5"] == 0
-    assert 0.2 < hits["ratio 2"] < hits["ratio 4"] == hits["size 1"]
+    assert max(hits["HiCache off"], hits["ratio 1.5"]) < 0.001
+    assert 0.3 < hits["ratio 2"] < hits["ratio 4"] - 0.2
+    assert hits["ratio 4"] == pytest.approx(hits["size 1"], abs=0.001)
     pairs = {(pair.setting, pair.name): pair for pair in compared.pairs}
     for label in ("ratio 1.5", "ratio 2", "ratio 4", "size 1"):
         for name in ("host_tokens", "device_hit_tokens", "host_hit_tokens"):
