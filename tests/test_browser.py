@@ -69,8 +69,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """JupyterLab on loopback with a token, in a folder of its own; its address with the token."""
     folder = tmp_path_factory.mktemp("lab")
     shutil.copy(notebooks_dir() / "03_tuner.ipynb", folder)
-    # by default JupyterLab draws only the cells in view, and asks about news; it gives a kernel 3 s for its first answer,
-    # and on a busy machine, where that was not enough, updates of the figure never reached the page
+    # by default JupyterLab draws only the cells in view, and asks about news; it gives a kernel 3 s for its first
+    # answer, and on a busy machine, where that was not enough, updates of the figure never reached the page
     for extension, name, text in (
         ("notebook-extension", "tracker", '{"windowingMode": "none"}'),
         ("apputils-extension", "notification", '{"fetchNews": "false"}'),
