@@ -174,13 +174,12 @@ def _again(document: Document, comparison: Comparison, collection: Collection) -
         origins = " ".join(run.origin for setting in comparison.settings for run in setting.runs)
         document.add(Code(f"hicache-lab compare {origins}"))
     else:
+        grid, parent = shlex.quote(str(folder / GRID_COPY)), shlex.quote(str(folder.parent))
         document.add(
             Paragraph(
                 f"{GRID_COPY} is the grid as it was run. Where it was started; complete points are not run again:"
             ),
-            Code(
-                f"hicache-lab sweep {shlex.quote(str(folder / GRID_COPY))} --output {shlex.quote(str(folder.parent))} --resume"
-            ),
+            Code(f"hicache-lab sweep {grid} --output {parent} --resume"),
         )
 
 
