@@ -69,8 +69,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """JupyterLab on loopback with a token, in a folder of its own; its address with the token."""
     folder = tmp_path_factory.mktemp("lab")
     shutil.copy(notebooks_dir() / "03_tuner.ipynb", folder)
-    # by default JupyterLab draws only the cells in view, and asks about news; it gives a kernel 3 s for its first answer,
-    # and on a busy machine, where that was not enough, updates of the figure never reached the page
+    # by default JupyterLab draws only the cells in view, and asks about news; it gives a kernel 3 s for its first
+    # answer, and on a busy machine, where that was not enough, updates of the figure never reached the page
     for extension, name, text in (
         ("notebook-extension", "tracker", '{"windowingMode": "none"}'),
         ("apputils-extension", "notification", '{"fetchNews": "false"}'),
@@ -144,6 +144,11 @@ def page(lab: str) -> Iterator[Any]:
         page.goto(lab)
         page.wait_for_selector(".jp-Notebook .jp-Cell")
         wait_for_kernel(lab)
+        # JupyterLab asks a newly connected kernel for the widgets it has and draws them anew when it has heard; widgets
+        # that are born meanwhile can stay empty or stand still. So one plain cell runs first.
+        page.locator(".jp-CodeCell").first.locator(".cm-content").click()
+        page.keyboard.press("Shift+Enter")
+        page.locator(".jp-CodeCell .jp-InputPrompt", has_text="[1]").first.wait_for()
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_role("menuitem", name=re.compile("^Run All Cells")).click()
         page.wait_for_selector(".hicache-verdict")
@@ -167,10 +172,12 @@ def expect(page: Any, settings: TunerSettings) -> None:
     words = explain(answer, advice).strip()
     for _ in range(PATIENCE_MS // 200):
         drawn = page.evaluate(READ_PLOT)
-        if (drawn["gb"], drawn["text"], shown(page, "hicache-verdict")) == (data.per_rank_gb, answer.verdict, words):
+        seen = drawn and (drawn["gb"], drawn["text"], shown(page, "hicache-verdict"))
+        if seen == (data.per_rank_gb, answer.verdict, words):
             break
         page.wait_for_timeout(200)
     assert shown(page, "hicache-verdict") == words
+    assert drawn is not None, "the figure has no traces"
     assert drawn["gb"] == data.per_rank_gb
     assert drawn["host"] == pytest.approx(sum(host for _, _, host in data.pools) + data.overhead_gb)
     assert drawn["text"] == answer.verdict
