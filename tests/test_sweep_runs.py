@@ -1,5 +1,6 @@
 """A sweep runs what may run, survives whatever stops it, and never does a point twice."""
 
+import hashlib
 import json
 import os
 import signal
@@ -55,12 +56,19 @@ class Quick:
             raise error
         self.ran.append(dict(parameters))
         failed = parameters.get("size_gb") == 13
-        figure = Figure(600.0 + parameters.get("seed", 0), "tokens/s", "measured")
         result = RunResult(
-            notebook.stem, hashlib.sha256(notebook.read_bytes()).hexdigest(), "failed" if failed else "complete", parameters, (), "2026-01-01", 0.1,
-            hicache_lab.__version__, "3", {"output_tokens_per_s": figure},
-            Failure("RuntimeError", "thirteen", 2, "raise", "Traceback: thirteen") if failed else None,
-        )  # fmt: skip
+            notebook=notebook.stem,
+            notebook_sha256=hashlib.sha256(notebook.read_bytes()).hexdigest(),
+            status="failed" if failed else "complete",
+            parameters=parameters,
+            given=(),
+            started_at="2026-01-01",
+            seconds=0.1,
+            hicache_lab=hicache_lab.__version__,
+            python="3",
+            figures={"output_tokens_per_s": Figure(600.0 + parameters.get("seed", 0), "tokens/s", "measured")},
+            error=Failure("RuntimeError", "thirteen", 2, "raise", "Traceback: thirteen") if failed else None,
+        )
         folder.mkdir(parents=True, exist_ok=True)
         result.write(folder)
         return result
@@ -201,7 +209,7 @@ def test_a_schedulers_term_closes_the_run_and_keeps_the_rest(tmp_path: Path) -> 
 
 @pytest.mark.stress
 def test_workers_run_side_by_side_and_one_that_dies_does_not_end_the_grid(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, "axes: {seconds: [600.0, 601.0, 0.0]}\n")
+    plan = plan_of(tmp_path, "axes: {seconds: [600.0, 601.0, 0.0]}\nlimits: {cell_seconds: 200}\n")
     folder = tmp_path / "out"
     # the worker that runs the first point is killed as the kernel's OOM killer would do it
     with ThreadPoolExecutor(1) as beside:
@@ -223,7 +231,7 @@ def _kill_worker_of(folder: Path, seconds: str) -> int:
 
 @pytest.mark.stress
 def test_an_interrupted_pool_closes_its_runs(tmp_path: Path) -> None:
-    plan_of(tmp_path, "label: pool\naxes: {seconds: [600.0, 601.0, 0.0]}\n")
+    plan_of(tmp_path, "label: pool\naxes: {seconds: [600.0, 601.0, 0.0]}\nlimits: {cell_seconds: 200}\n")
     process = start_sweep(tmp_path, "--jobs", "2")
     try:
         wait_until(lambda: len(running_points(tmp_path / "pool")) == 2, process)
@@ -239,7 +247,7 @@ def test_an_interrupted_pool_closes_its_runs(tmp_path: Path) -> None:
 
 @pytest.mark.stress
 def test_workers_end_with_a_killed_sweep(tmp_path: Path) -> None:
-    plan_of(tmp_path, "label: orphans\naxes: {seconds: [600.0, 601.0]}\n")
+    plan_of(tmp_path, "label: orphans\naxes: {seconds: [600.0, 601.0]}\nlimits: {cell_seconds: 200}\n")
     process = start_sweep(tmp_path, "--jobs", "2")
     try:
         wait_until(lambda: len(running_points(tmp_path / "orphans")) == 2, process)
@@ -343,6 +351,17 @@ def test_a_worker_that_writes_elsewhere_is_found_out(
         record = run_sweep(plan_of(tmp_path, ""), tmp_path / "out", QUIET, executor=executor)
     assert record.points[0].error is not None
     assert record.points[0].error.kind == "FolderNotShared"
+
+
+def test_a_notebook_that_changes_meanwhile_is_not_taken_for_the_planned_one(tmp_path: Path, quick: Quick) -> None:
+    notebook = tmp_path / "mine.ipynb"
+    notebook.write_bytes((NOTEBOOKS / "varying.ipynb").read_bytes())
+    (tmp_path / "grid.yaml").write_text("notebook: mine.ipynb")
+    plan = make_plan(load_grid(tmp_path / "grid.yaml"))
+    notebook.write_bytes(notebook.read_bytes() + b"\n")
+    record = run_sweep(plan, tmp_path / "out", QUIET)
+    assert record.points[0].error is not None
+    assert record.points[0].error.kind == "NotebookChanged"
 
 
 @pytest.mark.parametrize(
