@@ -38,13 +38,13 @@ types: venv-dev
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/python -m pytest -m "not server" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not server and not stress" $(PYTEST_ARGS)
 
 bench: venv-dev
 	@set -e; for bench in bench/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench; done
 
 e2e: venv-dev
-	$(BIN)/python -m pytest -m server $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "server or stress" $(PYTEST_ARGS)
 
 conformance: venv-dev
 	@$(if $(RELEASE),,$(error name the release: make conformance RELEASE=0.5.23))

@@ -130,7 +130,7 @@ def test_01_tells_the_incident(tmp_path: Path) -> None:
     stated = json.loads((data_dir() / "incidents" / "kimi-k25-hicache-300" / "claims.json").read_text())["claims"]
     assert claims == {claim["claim"] for claim in stated}
     page = (tmp_path / "run" / "01_incident.html").read_text()
-    assert page.count('class="plotly-graph-div"') == 3
+    assert page.count('class="plotly-graph-div"') == 5
 
 
 def test_01_takes_another_incident_folder(tmp_path: Path) -> None:

@@ -316,4 +316,6 @@ def test_check_shows_every_point_and_runs_nothing(tmp_path: Path, capsys: pytest
     assert [point["verdict"] for point in points] == ["FITS", "FITS"]
     assert main(["sweep", str(grid.path), "--host-ram", "4490GB"]) == 2
     assert "only with --check" in capsys.readouterr().err
+    assert main([*command, "--label", "../elsewhere"]) == 2
+    assert "--label: expected letters" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -98,7 +98,7 @@ def test_a_broken_point_is_recorded_and_the_grid_goes_on(
     assert "RuntimeError: thirteen is too much" in error.traceback
     report = (tmp_path / "story" / "comparison.md").read_text()
     assert "thirteen is too much" in report
-    assert "hicache-lab sweep grid.yaml --resume" in report
+    assert f"hicache-lab sweep {tmp_path}/story/grid.yaml --output {tmp_path} --resume" in report
     # what was complete is kept, what failed is tried again
     assert main(command) == 2
     assert "--resume goes on with it" in capsys.readouterr().err
@@ -199,6 +199,7 @@ def test_a_schedulers_term_closes_the_run_and_keeps_the_rest(tmp_path: Path) -> 
     assert load_result(tmp_path / "stopped" / record.points[0].folder).status == "interrupted"
 
 
+@pytest.mark.stress
 def test_workers_run_side_by_side_and_one_that_dies_does_not_end_the_grid(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "axes: {seconds: [600.0, 601.0, 0.0]}\n")
     folder = tmp_path / "out"
@@ -220,6 +221,7 @@ def _kill_worker_of(folder: Path, seconds: str) -> int:
     return pid
 
 
+@pytest.mark.stress
 def test_an_interrupted_pool_closes_its_runs(tmp_path: Path) -> None:
     plan_of(tmp_path, "label: pool\naxes: {seconds: [600.0, 601.0, 0.0]}\n")
     process = start_sweep(tmp_path, "--jobs", "2")
@@ -235,6 +237,7 @@ def test_an_interrupted_pool_closes_its_runs(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.stress
 def test_workers_end_with_a_killed_sweep(tmp_path: Path) -> None:
     plan_of(tmp_path, "label: orphans\naxes: {seconds: [600.0, 601.0]}\n")
     process = start_sweep(tmp_path, "--jobs", "2")

@@ -32,6 +32,7 @@ from hicache_lab.sweeps import (
     run_sweep,
     write_comparison,
 )
+from hicache_lab.sweeps.grid import LABEL
 
 _SWEEP_EPILOG = """\
 a grid file:
@@ -114,6 +115,8 @@ def run(command: str, args: argparse.Namespace) -> int:
 def _sweep(args: argparse.Namespace) -> int:
     if args.jobs is not None and args.dask:
         raise UsageError("--jobs and --dask exclude each other: processes here, or Dask's workers")
+    if args.label and not LABEL.fullmatch(args.label):
+        raise UsageError(f"--label: expected letters, digits, dot, dash and underscore, got {args.label!r}")
     grid = load_grid(args.grid)
     stated = {name: value for name in HOST_FACTS if (value := getattr(args, name)) is not None}
     if stated and not args.check:

@@ -19,7 +19,7 @@ from hicache_lab.runs import Limits
 from hicache_lab.sweeps.reading import check_keys, mapping, read_yaml, refuse
 from hicache_lab.sweeps.serverside import ServerSide, read_server_side
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _KEYS = (
     "label", "notebook", "parameters", "axes", "repeats", "repeat_parameter", "server", "limits", "compare",
@@ -128,7 +128,7 @@ def load_grid(path: Path) -> Grid:
     raw, text = read_yaml(path)
     check_keys(path, "", raw, _KEYS)
     label = raw.get("label", path.stem)
-    if not isinstance(label, str) or not _NAME.fullmatch(label):
+    if not isinstance(label, str) or not LABEL.fullmatch(label):
         refuse(path, "label", "letters, digits, dot, dash and underscore (it names a folder)", label)
     if not isinstance(raw.get("notebook"), str) or not raw["notebook"]:
         refuse(path, "notebook", "an .ipynb or the name of a shipped notebook", raw.get("notebook"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,7 +110,7 @@ def comparison_document(
         document.add(Heading(title(comparison, name), 3), Table(HEADER, tuple(rows(comparison, name))))
     _pairs(document, comparison)
     _reading(document, comparison)
-    _again(document, comparison, sweep)
+    _again(document, comparison, collection)
     return document
 
 
@@ -166,15 +167,19 @@ def _reading(document: Document, comparison: Comparison) -> None:
     )
 
 
-def _again(document: Document, comparison: Comparison, sweep: SweepRecord | None) -> None:
+def _again(document: Document, comparison: Comparison, collection: Collection) -> None:
     document.add(Heading("Run it again"))
-    if sweep is None:
+    folder = collection.folder
+    if folder is None:
         origins = " ".join(run.origin for setting in comparison.settings for run in setting.runs)
         document.add(Code(f"hicache-lab compare {origins}"))
     else:
+        grid, parent = shlex.quote(str(folder / GRID_COPY)), shlex.quote(str(folder.parent))
         document.add(
-            Paragraph(f"{GRID_COPY} beside this file is the grid as it was run; complete points are not run again."),
-            Code(f"hicache-lab sweep {GRID_COPY} --resume"),
+            Paragraph(
+                f"{GRID_COPY} is the grid as it was run. Where it was started; complete points are not run again:"
+            ),
+            Code(f"hicache-lab sweep {grid} --output {parent} --resume"),
         )
 
 
