@@ -204,6 +204,7 @@ def truth(log: Path, earlier: int, requests: int) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("api", ["generate", "completions", "chat"])
 def test_reported_times_cover_what_the_server_did(scheduled, api) -> None:
     url, log = scheduled
