@@ -257,3 +257,9 @@ def test_latency_curves_end_at_all_requests(run: serverrun.ServerRun) -> None:
     assert all(curve.y[-1] == 100 for curve in figure.data)
     assert sum(len(curve.x) for curve in figure.data) == len(run.result.succeeded)
     assert all(list(curve.x) == sorted(curve.x) for curve in figure.data)
+
+
+def test_a_size_told_as_a_decimal_is_the_whole_number_it_was_given_as(run: serverrun.ServerRun) -> None:
+    sized = replace(run.server, hicache=replace(run.server.hicache, size_gb=1.0))
+    # 1e9 bytes of 512 a token, a page more
+    assert serverrun.predict(sized).host_tokens == 1_000_000_000 // 512 + 1

@@ -75,7 +75,7 @@ def predict(server: Description, model: str = "") -> Prediction:
         "page_size": server.page_size,
         "kv_cache_dtype": server.kv_cache_dtype,
         "hicache_ratio": None if server.hicache.size_gb else server.hicache.ratio,
-        "hicache_size": server.hicache.size_gb or None,
+        "hicache_size": _whole(server.hicache.size_gb),
         "hicache_mem_layout": server.hicache.mem_layout,
         "hicache_io_backend": server.hicache.io_backend,
     }
@@ -86,8 +86,16 @@ def predict(server: Description, model: str = "") -> Prediction:
     except HicacheLabError as error:
         return Prediction(None, f"{error} (name the model with the parameter model)" if not model else str(error))
     if answer.rank is None:
-        return Prediction(None, "; ".join(answer.missing) or "the flags give no host pool")
+        refused = answer.refusal.message if answer.refusal else "the flags give no host pool"
+        return Prediction(None, "; ".join(answer.missing) or refused)
     return Prediction(answer, None)
+
+
+def _whole(size_gb: float | None) -> float | None:
+    """A size as the flag was given; servers tell whole GB as 1.0 too, which the flag does not take."""
+    if not size_gb:
+        return None
+    return int(size_gb) if size_gb == int(size_gb) else size_gb
 
 
 def _model(name: str) -> str | Path | Mapping[str, Any]:
