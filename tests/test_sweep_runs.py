@@ -207,7 +207,6 @@ def test_a_schedulers_term_closes_the_run_and_keeps_the_rest(tmp_path: Path) -> 
     assert load_result(tmp_path / "stopped" / record.points[0].folder).status == "interrupted"
 
 
-@pytest.mark.stress
 def test_workers_run_side_by_side_and_one_that_dies_does_not_end_the_grid(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "axes: {seconds: [600.0, 601.0, 0.0]}\nlimits: {cell_seconds: 200}\n")
     folder = tmp_path / "out"
@@ -229,7 +228,6 @@ def _kill_worker_of(folder: Path, seconds: str) -> int:
     return pid
 
 
-@pytest.mark.stress
 def test_an_interrupted_pool_closes_its_runs(tmp_path: Path) -> None:
     plan_of(tmp_path, "label: pool\naxes: {seconds: [600.0, 601.0, 0.0]}\nlimits: {cell_seconds: 200}\n")
     process = start_sweep(tmp_path, "--jobs", "2")
@@ -245,7 +243,6 @@ def test_an_interrupted_pool_closes_its_runs(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.stress
 def test_workers_end_with_a_killed_sweep(tmp_path: Path) -> None:
     plan_of(tmp_path, "label: orphans\naxes: {seconds: [600.0, 601.0]}\nlimits: {cell_seconds: 200}\n")
     process = start_sweep(tmp_path, "--jobs", "2")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -63,44 +63,56 @@ class WorkerPool:
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
         self._context = multiprocessing.get_context("spawn")
-        # closing our end tells the workers to stop, and so does our death; an Event would keep its lock in the hands of
-        # a worker that is killed
-        self._stop, self._ours = self._context.Pipe(duplex=False)
         self._executor: ProcessPoolExecutor | None = None
+        self._open_lines()
 
     def __enter__(self) -> Executor:
-        return self.renew()
+        return self._start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ours.close()
+        self.interrupt()
         self._close()
-        self._stop.close()
 
     def renew(self) -> Executor:
-        """A fresh set of workers in place of a broken one."""
+        """A fresh set of workers in place of a broken one, whose last workers close what they run and leave."""
+        # the executor only sends TERM, which nbclient catches while a notebook runs, and then waits for the process
+        self.interrupt()
+        self._presence.close()
         self._close()
-        self._executor = ProcessPoolExecutor(
-            self._jobs, mp_context=self._context, initializer=_start_worker, initargs=(self._stop, os.getpid())
-        )
-        return self._executor
+        self._open_lines()
+        return self._start()
 
     def interrupt(self) -> None:
         """Interrupt the runs under way; their results still come."""
-        self._ours.close()
+        self._go_on.close()
+
+    def _open_lines(self) -> None:
+        # closing our end of a pipe tells every worker, and so does our death; an Event would keep its lock in the hands
+        # of a worker that is killed
+        self._stopped, self._go_on = self._context.Pipe(duplex=False)
+        self._gone, self._presence = self._context.Pipe(duplex=False)
+
+    def _start(self) -> Executor:
+        self._executor = ProcessPoolExecutor(
+            self._jobs, mp_context=self._context, initializer=_start_worker, initargs=(self._stopped, self._gone)
+        )
+        return self._executor
 
     def _close(self) -> None:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
+        for line in (self._stopped, self._gone, self._presence):
+            line.close()
 
 
-def _start_worker(stop: Connection, parent: int) -> None:
-    # Ctrl-C in a terminal reaches every process of the group; the parent decides, through `stop`. A handler, unlike
+def _start_worker(stopped: Connection, gone: Connection) -> None:
+    # Ctrl-C in a terminal reaches every process of the group; the parent decides, through `stopped`. A handler, unlike
     # SIG_IGN, is not inherited by the notebook's kernel
     signal.signal(signal.SIGINT, _ignore)
     signal.signal(signal.SIGUSR1, _interrupt)
-    threading.Thread(target=_watch, args=(stop, parent), daemon=True).start()
+    threading.Thread(target=_watch, args=(stopped, gone), daemon=True).start()
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
@@ -112,17 +124,16 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
-def _watch(stop: Connection, parent: int) -> None:
-    """Interrupt the run when the parent says so or is gone; without a parent the worker ends too."""
-    stop.poll(None)
+def _watch(stopped: Connection, gone: Connection) -> None:
+    """Interrupt the run when the parent says so; when nobody waits for its result any more the worker ends too."""
+    wait([stopped, gone])
     if _running.is_set():
         os.kill(os.getpid(), signal.SIGUSR1)
-    deadline = None
-    while deadline is None or (_running.is_set() and time.monotonic() < deadline):
-        time.sleep(0.2)
-        # the pipe of a dying parent closes a moment before its children get another one
-        if deadline is None and os.getppid() != parent:
-            deadline = time.monotonic() + _CLOSING_SECONDS
+    deadline = time.monotonic() + _CLOSING_SECONDS
+    while _running.is_set() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if not _running.is_set():
+        gone.poll(None)
     os._exit(1)
 
 
