@@ -13,7 +13,7 @@ from typing import Any
 from hicache_lab.launch.dump import server_args_entries
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.batch import BOOLEANS, is_integer, parse_batch
-from hicache_lab.logs.patterns import MARKS, exception_of, match_message, unwrap
+from hicache_lab.logs.patterns import LINES, MARKS, exception_of, match_message, unwrap
 from hicache_lab.logs.prefix import Head, records
 
 # what containers, schedulers and the kernel log put before a line that has no prefix of its own
@@ -155,8 +155,7 @@ class Assembler:
             return
         if "Traceback (most recent call last)" in head.message[-60:]:
             self._traces.append(_Trace(where, head.at, head.rank, None, head.message))
-        match = match_message(head.message) if event is not None else None
-        self._pending = _Pending(head, where, event, match[0].lines if match else 0)
+        self._pending = _Pending(head, where, event, LINES.get(event.variant, 0) if event is not None else 0)
         yield from ()
 
     def _bare(self, line: str, where: ev.Where) -> Iterator[ev.Event]:
@@ -210,7 +209,6 @@ class Assembler:
         trace = self._open() or (self._traces[-1] if self._traces else None)
         at, rank = (trace.at, trace.rank) if trace else (None, ev.Rank())
         head = Head(at, rank, text, headed=False)
-        match = match_message(found[1])
         event = self._event(head, where, cut=False)
         if "CUDA error: invalid argument" in found[1] and trace is not None and trace.pinning:
             event = ev.PinFailure(where=where, at=at, rank=rank, text=text, variant="pin")
@@ -218,7 +216,7 @@ class Assembler:
             event = replace(event, process=event.process or (trace.process if trace else None))
         if trace is not None:
             trace.inside = False
-        self._pending = _Pending(head, where, event, max(1, match[0].lines if match else 0))
+        self._pending = _Pending(head, where, event, max(1, LINES.get(event.variant, 0) if event else 0))
 
     def _join(self, stripped: str, line: str) -> bool:
         """Try the line as the rest of the record before it; true if it was taken."""

@@ -287,6 +287,9 @@ class _Stream:
             self.run = Run(len(self.log.runs) + 1, self.source.name, ev.Where(self.path, int(rows.line[0])))
             self.log.runs.append(self.run)
             self.starts.append((0, self.run))
+        if len(self.starts) == 1:
+            self._sum(rows, phase, self.starts[0][1], scanner)
+            return
         cuts = [int(c) for c in np.searchsorted(rows.line, [start for start, _ in self.starts])]
         # rows before the first known start belong to it too: its first line came later in the same chunk
         cuts[0] = 0

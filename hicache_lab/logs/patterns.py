@@ -15,6 +15,8 @@ from hicache_lab.logs.statements_serving import SERVING
 from hicache_lab.logs.statements_startup import STARTUP
 
 PATTERNS: tuple[Pattern, ...] = STARTUP + SERVING
+# how many unprefixed lines may follow, by variant
+LINES = {pattern.variant: pattern.lines for pattern in PATTERNS}
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NESTED = re.compile(r"^(?:\[[^\]\n]{0,80}\] ?){1,6}(?:>>> )?")
