@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -208,16 +208,16 @@ def test_a_schedulers_term_closes_the_run_and_keeps_the_rest(tmp_path: Path) -> 
 
 
 def test_workers_run_side_by_side_and_one_that_dies_does_not_end_the_grid(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, "axes: {seconds: [600.0, 601.0, 0.0]}\nlimits: {cell_seconds: 200}\n")
+    plan = plan_of(tmp_path, "axes: {seconds: [600.0, 12.0, 0.0]}\nlimits: {cell_seconds: 200}\n")
     folder = tmp_path / "out"
     # the worker that runs the first point is killed as the kernel's OOM killer would do it
     with ThreadPoolExecutor(1) as beside:
         victim = beside.submit(_kill_worker_of, folder, "600.0")
         record = run_sweep(plan, folder, Options(jobs=2, html=False, progress=False))
         assert victim.result() > 0
-    # the pool is broken with it; a new one runs what had not begun
-    assert statuses(record) == {"seconds=600.0": "failed", "seconds=601.0": "failed", "seconds=0.0": "complete"}
-    assert {point.error.kind for point in record.points if point.error} == {"WorkerDied"}
+    # its neighbour goes on, and its place is filled again
+    assert statuses(record) == {"seconds=600.0": "failed", "seconds=12.0": "complete", "seconds=0.0": "complete"}
+    assert [point.error.kind for point in record.points if point.error] == ["WorkerDied"]
 
 
 def _kill_worker_of(folder: Path, seconds: str) -> int:
@@ -335,6 +335,19 @@ def test_any_executor_will_do(tmp_path: Path, quick: Quick) -> None:
     with ThreadPoolExecutor(2) as executor:
         record = run_sweep(plan, tmp_path / "out", Options(jobs=2, html=False, progress=False), executor=executor)
     assert statuses(record) == {"size_gb=48": "complete", "size_gb=13": "failed", "size_gb=300": "complete"}
+
+
+def test_an_executor_that_takes_no_more_ends_the_sweep_and_resume_goes_on(tmp_path: Path, quick: Quick) -> None:
+    class Breaking(ThreadPoolExecutor):
+        def submit(self, *args: Any, **kwargs: Any) -> Any:
+            if quick.ran:
+                raise BrokenExecutor
+            return super().submit(*args, **kwargs)
+
+    plan = plan_of(tmp_path, "axes: {size_gb: [48, 300]}")
+    with Breaking(1) as executor, pytest.raises(HostError, match="takes no more runs"):
+        run_sweep(plan, tmp_path / "out", QUIET, executor=executor)
+    assert statuses(load_sweep(tmp_path / "out")) == {"size_gb=48": "complete", "size_gb=300": "pending"}
 
 
 def test_a_worker_that_writes_elsewhere_is_found_out(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_lab.errors import InputError, UsageError
-from hicache_lab.traces import GENERATORS, Trace, Workload, generate, read_trace, sniff
+from hicache_lab.traces import GENERATORS, Trace, Workload, generate, load_tokenizer, read_trace, sniff
 from hicache_lab.traces.hashed import stream_hashed
 from hicache_lab.traces.prompts import Request, interleave
 
@@ -186,6 +186,29 @@ def test_text_without_a_tokenizer_is_marked_as_an_estimate(tmp_path: Path) -> No
     assert trace.input_tokens.tolist() == [32, 32]
     assert first[:2] == second[:2] and first[2] != second[2]
     assert trace.notes[0].startswith("estimated: 4 characters")
+
+
+def test_text_with_a_tokenizer_is_exact(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "read": 1, "the": 2, "source": 3, "log": 4}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    rows = [{"prompt": "read the source"}, {"prompt": "read the log again"}]
+    trace = read_trace(
+        written(tmp_path, "\n".join(map(json.dumps, rows))), block_tokens=1, tokenizer=load_tokenizer(tmp_path)
+    )
+    first, second = prefixes(trace)
+    assert trace.input_tokens.tolist() == [3, 4] and trace.notes == ()
+    assert first[:2] == second[:2] and first[2] != second[2]
+
+
+def test_what_is_no_tokenizer_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"tokenizer\.json is not there"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"is not a tokenizer\.json"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_conversation_is_one_request_a_turn_and_shares_its_history(tmp_path: Path) -> None:

@@ -124,7 +124,6 @@ class _Sweep:
             objective=compare.objective,
         )
         self._bar: Any = None
-        self._broken = False
         self._todo: deque[int] = deque()
 
     def begin(self) -> None:
@@ -194,15 +193,20 @@ class _Sweep:
         with pool as executor:
             try:
                 while self._todo or running:
-                    if self._broken and not running:
-                        executor = self._renewed(pool)
-                    while self._todo and len(running) < self._options.jobs and not self._broken:
-                        number = self._todo.popleft()
-                        running[executor.submit(run_task, self._task(number, None))] = number
+                    while self._todo and len(running) < self._options.jobs:
+                        task = self._task(self._todo[0], None)
+                        running[self._submitted(executor, task)] = self._todo.popleft()
                     self._collect(running)
             except KeyboardInterrupt:
                 self._interrupt(pool, running)
                 raise
+
+    @staticmethod
+    def _submitted(executor: Executor, task: Task) -> Future[RunResult]:
+        try:
+            return executor.submit(run_task, task)
+        except BrokenExecutor:
+            raise HostError("the executor is broken: it takes no more runs; start it anew and --resume") from None
 
     def _interrupt(self, pool: AbstractContextManager[Executor], running: dict[Future[RunResult], int]) -> None:
         """Runs that have not begun stay pending; our own workers close theirs, others finish unseen."""
@@ -212,12 +216,6 @@ class _Sweep:
             pool.interrupt()
         while running:
             self._collect(running)
-
-    def _renewed(self, pool: AbstractContextManager[Executor]) -> Executor:
-        if not isinstance(pool, WorkerPool):
-            raise HostError("the executor is broken: it takes no more runs; start it anew and --resume")
-        self._broken = False
-        return pool.renew()
 
     def _collect(self, running: dict[Future[RunResult], int]) -> None:
         for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -231,11 +229,9 @@ class _Sweep:
         if isinstance(error, KeyboardInterrupt):
             return replace(record, status="interrupted")
         if isinstance(error, BrokenExecutor):
-            self._broken = True
             return record.failed(
                 "WorkerDied",
-                f"a worker process died (killed, or out of memory) while this point and up to {self._options.jobs - 1} "
-                "others ran; --resume runs it again",
+                "the worker process died while this point ran (killed, or out of memory); --resume runs it again",
             )
         if isinstance(error, HostError):
             raise error

@@ -7,17 +7,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
 
 from hicache_lab.errors import HostError, UsageError
 from hicache_lab.runs import Limits, RunResult, execute
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # a notebook's folder goes to its kernel through the environment of this process: one run at a time in each
 _ONE_AT_A_TIME = threading.Lock()
@@ -57,62 +60,52 @@ def run_task(task: Task) -> RunResult:
             _running.clear()
 
 
-class WorkerPool:
-    """Worker processes that end with this one, and that close what they run when they are interrupted."""
+class WorkerPool(Executor):
+    """Worker processes that end with this one, and that close what they run when they are interrupted.
+
+    Every worker is an executor of its own: one that is killed takes only its own run with it, and its place is filled
+    again. (In one ``ProcessPoolExecutor`` the first death breaks all; and Python 3.11's may not notice the death of a
+    worker that was started while its manager was already waiting on the others.)
+    """
 
     def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
         self._context = multiprocessing.get_context("spawn")
-        self._executor: ProcessPoolExecutor | None = None
-        self._open_lines()
+        # closing our end tells all workers; an Event would keep its lock in the hands of a worker that is killed
+        self._stopped, self._go_on = self._context.Pipe(duplex=False)
+        self._workers = [self._worker() for _ in range(jobs)]
+        self._latest: list[Future[Any] | None] = [None] * jobs
 
-    def __enter__(self) -> Executor:
-        return self._start()
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Hand a call to an idle worker, or to the first one's queue."""
+        place = next((at for at, one in enumerate(self._latest) if one is None or one.done()), 0)
+        latest = self._latest[place]
+        if latest is not None and latest.done() and isinstance(latest.exception(), BrokenExecutor):
+            self._workers[place].shutdown(wait=True)
+            self._workers[place] = self._worker()
+        future = self._workers[place].submit(fn, *args, **kwargs)
+        self._latest[place] = future
+        return future
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the workers; with ``wait``, when they have finished what they run."""
+        for worker in self._workers:
+            worker.shutdown(wait=wait, cancel_futures=cancel_futures)
         self.interrupt()
-        self._close()
-
-    def renew(self) -> Executor:
-        """A fresh set of workers in place of a broken one, whose last workers close what they run and leave."""
-        # the executor only sends TERM, which nbclient catches while a notebook runs, and then waits for the process
-        self.interrupt()
-        self._presence.close()
-        self._close()
-        self._open_lines()
-        return self._start()
 
     def interrupt(self) -> None:
         """Interrupt the runs under way; their results still come."""
         self._go_on.close()
 
-    def _open_lines(self) -> None:
-        # closing our end of a pipe tells every worker, and so does our death; an Event would keep its lock in the hands
-        # of a worker that is killed
-        self._stopped, self._go_on = self._context.Pipe(duplex=False)
-        self._gone, self._presence = self._context.Pipe(duplex=False)
-
-    def _start(self) -> Executor:
-        self._executor = ProcessPoolExecutor(
-            self._jobs, mp_context=self._context, initializer=_start_worker, initargs=(self._stopped, self._gone)
-        )
-        return self._executor
-
-    def _close(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
-        for line in (self._stopped, self._gone, self._presence):
-            line.close()
+    def _worker(self) -> Executor:
+        return ProcessPoolExecutor(1, mp_context=self._context, initializer=_start_worker, initargs=(self._stopped,))
 
 
-def _start_worker(stopped: Connection, gone: Connection) -> None:
+def _start_worker(stopped: Connection) -> None:
     # Ctrl-C in a terminal reaches every process of the group; the parent decides, through `stopped`. A handler, unlike
     # SIG_IGN, is not inherited by the notebook's kernel
     signal.signal(signal.SIGINT, _ignore)
     signal.signal(signal.SIGUSR1, _interrupt)
-    threading.Thread(target=_watch, args=(stopped, gone), daemon=True).start()
+    threading.Thread(target=_watch, args=(stopped,), daemon=True).start()
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
@@ -124,16 +117,18 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
-def _watch(stopped: Connection, gone: Connection) -> None:
-    """Interrupt the run when the parent says so; when nobody waits for its result any more the worker ends too."""
-    wait([stopped, gone])
+def _watch(stopped: Connection) -> None:
+    """Interrupt the run when the parent says so or is gone; without a parent the worker ends too."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([stopped, parent.sentinel])
     if _running.is_set():
         os.kill(os.getpid(), signal.SIGUSR1)
     deadline = time.monotonic() + _CLOSING_SECONDS
     while _running.is_set() and time.monotonic() < deadline:
         time.sleep(0.1)
     if not _running.is_set():
-        gone.poll(None)
+        parent.join()
     os._exit(1)
 
 

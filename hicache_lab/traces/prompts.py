@@ -54,15 +54,22 @@ class CharacterTokenizer:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load ``tokenizer.json`` of a Hugging Face model folder (needs the ``tokenizers`` package)."""
+    """Load ``tokenizer.json`` of a Hugging Face model folder (needs the optional ``tokenizers`` package).
+
+    Raises:
+        UsageError: no such file, not a tokenizer, or the package is missing.
+    """
     file = folder / "tokenizer.json" if folder.is_dir() else folder
     if not file.is_file():
         raise UsageError(f"--tokenizer: {file} is not there; give a model folder that holds tokenizer.json")
     try:
         tokenizers = import_module("tokenizers")
     except ImportError:
-        raise UsageError("--tokenizer needs the package tokenizers: pip install tokenizers") from None
-    loaded = tokenizers.Tokenizer.from_file(str(file))
+        raise UsageError('--tokenizer: needs the optional package; pip install "hicache-lab[tokenizer]"') from None
+    try:
+        loaded = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 - the package raises bare Exceptions for a bad file
+        raise UsageError(f"--tokenizer: {file} is not a tokenizer.json ({error})") from None
 
     def encode(text: str) -> list[int]:
         return list(loaded.encode(text, add_special_tokens=False).ids)

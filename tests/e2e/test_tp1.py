@@ -135,12 +135,13 @@ def test_the_log_speaks_of_the_same_pool(server: cpuserver.Server) -> None:
     assert "token usage" in log
 
 
-def test_the_notebook_measures_a_real_server(server: cpuserver.Server, tmp_path: Path) -> None:
+def test_the_notebook_measures_a_real_server(server: cpuserver.Server) -> None:
+    reports = ROOT / "reports" / f"sglang-{server.release}"  # kept, as `make lab` keeps its own
     command = [sys.executable, "-m", "hicache_lab", "run", str(ROOT / "notebooks" / "06_server_run.ipynb")]
-    command += ["-p", f"base_url={server.base_url}", "--output", str(tmp_path)]
+    command += ["-p", f"base_url={server.base_url}", "--output", str(reports)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    (result_file,) = tmp_path.rglob("result.json")
+    result_file = reports / "06_server_run" / "result.json"
     result = json.loads(result_file.read_text())
     assert result["status"] == "complete"
     figures = {name: entry["value"] for name, entry in result["figures"].items()}
