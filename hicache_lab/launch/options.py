@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from packaging.version import Version
 
 from hicache_lab.errors import InputError, UsageError
@@ -244,6 +243,8 @@ def merge_config_file(options: Options, base_dir: Path | None) -> None:
 def _config_mapping(path: Path) -> dict[Any, Any]:
     if path.suffix.lower() not in {".yaml", ".yml"}:
         raise InputError(f"--config {path.name}: the server only takes .yaml or .yml")
+    import yaml
+
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

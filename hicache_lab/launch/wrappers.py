@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
-
 from hicache_lab.errors import UsageError
 from hicache_lab.launch.config import Container
 from hicache_lab.units import GB, GIB, KB, KIB, MB, MIB, TB, TIB
@@ -186,6 +184,8 @@ def read_documents(text: str) -> list[Wrapped]:
     Raises:
         UsageError: not YAML; the message gives the line.
     """
+    import yaml
+
     try:
         documents = list(yaml.safe_load_all(text))
     except yaml.YAMLError as error:

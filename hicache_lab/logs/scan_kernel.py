@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
+
+from hicache_lab.compiled import loop
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -43,7 +44,7 @@ def key_hash(text: bytes) -> int:
     return value
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@loop(forceinline=True)
 def _slot(table: Words, value: np.uint64) -> np.int64:
     index = np.int64(value & np.uint64(TABLE - 1))
     while table[index] != 0 and table[index] != value:
@@ -51,7 +52,7 @@ def _slot(table: Words, value: np.uint64) -> np.int64:
     return index
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@loop(forceinline=True)
 def _is(b: Bytes, n: int, i: int, word: Bytes) -> bool:
     if i + len(word) > n:
         return False
@@ -61,17 +62,17 @@ def _is(b: Bytes, n: int, i: int, word: Bytes) -> bool:
     return True
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@loop(forceinline=True)
 def _digit(c: int) -> bool:
     return 48 <= c <= 57
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@loop(forceinline=True)
 def _letter(c: int) -> bool:
     return 65 <= c <= 90 or 97 <= c <= 122
 
 
-@nb.njit(cache=True, nogil=True)
+@loop()
 def _two(b: Bytes, i: int) -> int:
     tens, ones = int(b[i]) - 48, int(b[i + 1]) - 48
     if tens < 0 or tens > 9 or ones < 0 or ones > 9:
@@ -79,7 +80,7 @@ def _two(b: Bytes, i: int) -> int:
     return tens * 10 + ones
 
 
-@nb.njit(cache=True, nogil=True)
+@loop()
 def _days(year: int, month: int, day: int) -> int:
     """Days since 1970-01-01 of a Gregorian date, −1 if there is no such day."""
     if year < 1 or month < 1 or month > 12 or day < 1:
@@ -98,7 +99,7 @@ def _days(year: int, month: int, day: int) -> int:
     return era * 146097 + yoe * 365 + yoe // 4 - yoe // 100 + doy - 719468
 
 
-@nb.njit(cache=True, nogil=True)
+@loop()
 def _stamp(b: Bytes, n: int, p: int) -> tuple[int, int]:
     """Milliseconds since 1970 of ``[YYYY-MM-DD HH:MM:SS[.mmm]`` at ``p`` and the place behind it; −1 if it is none."""
     century, year = _two(b, p + 1), _two(b, p + 3)
@@ -119,7 +120,7 @@ def _stamp(b: Bytes, n: int, p: int) -> tuple[int, int]:
     return ms, q
 
 
-@nb.njit(cache=True, nogil=True, error_model="numpy", inline="always")
+@loop(forceinline=True)
 def _number(b: Bytes, n: int, q: int) -> tuple[float, int]:
     """A number, a percentage, True or False at ``q`` and the place behind it; −1 if it is none."""
     if b[q] == _TRUE[0] or b[q] == _FALSE[0]:
@@ -151,7 +152,7 @@ def _number(b: Bytes, n: int, q: int) -> tuple[float, int]:
     return -value if negative else value, q
 
 
-@nb.njit(cache=True, nogil=True)
+@loop()
 def _key(b: Bytes, n: int, q: int) -> tuple[np.uint64, int]:
     """The hash of the key at ``q`` and the place behind its ``": "``; −1 if there is no key."""
     first = q
@@ -171,7 +172,7 @@ def _key(b: Bytes, n: int, q: int) -> tuple[np.uint64, int]:
     return h, q + 2
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@loop(forceinline=True)
 def _after_value(b: Bytes, n: int, q: int) -> int:
     """The next key's place behind a value, the line's end, or −1 if something else follows."""
     if q + 2 < n and b[q] == _COMMA and b[q + 1] == _SPACE and (b[q + 2] > _COMMA or b[q + 2] == 35):
@@ -193,7 +194,7 @@ def _after_value(b: Bytes, n: int, q: int) -> int:
     return q if b[q - 1] == _SPACE and b[q - 2] == _COMMA and e == q else -1
 
 
-@nb.njit(cache=True, nogil=True)
+@loop()
 def _learn(
     h: np.uint64, first: int, length: int,
     key_table: Words, key_of: Shorts, column: Shorts, new_keys: Ints, counts: Ints,
@@ -212,7 +213,7 @@ def _learn(
     return int(key_of[at])
 
 
-@nb.njit(cache=True, nogil=True, error_model="numpy", inline="always")
+@loop(forceinline=True)
 def _fields(
     b: Bytes, n: int, q: int, kind: int,
     key_table: Words, key_of: Shorts, column: Shorts, known: Bytes, new_keys: Ints,
@@ -276,7 +277,7 @@ def _fields(
     return q, seen, slot
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@loop(forceinline=True)
 def _tag(first: int, length: int, h: np.uint64, tag_table: Words, tag_of: Shorts, new_tags: Ints, counts: Ints) -> int:
     """The number of a rank tag; a new one is noted with its place in the chunk. −1 when there are too many."""
     at = _slot(tag_table, h)
@@ -291,7 +292,7 @@ def _tag(first: int, length: int, h: np.uint64, tag_table: Words, tag_of: Shorts
     return int(tag_of[at])
 
 
-@nb.njit(cache=True, nogil=True)
+@loop()
 def _is_ok_access(b: Bytes, n: int, m: int) -> int:
     """The end of an access line that begins at ``m`` and ends in 200 OK; −1 for any other line."""
     if not _is(b, n, m, _INFO):
@@ -304,7 +305,7 @@ def _is_ok_access(b: Bytes, n: int, m: int) -> int:
     return e if e < n and e - len(_OK) > m and _is(b, n, e - len(_OK), _OK) else -1
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@loop(forceinline=True)
 def _head(b: Bytes, n: int, q: int) -> tuple[int, int]:
     """The place behind "batch, " or "batch [17]. " at ``q`` (−1: none) and the iteration number (−1: none)."""
     iteration = -1
@@ -322,7 +323,7 @@ def _head(b: Bytes, n: int, q: int) -> tuple[int, int]:
     return q + 2, iteration
 
 
-@nb.njit(cache=True, nogil=True, error_model="numpy")
+@loop()
 def scan_bytes(
     b: Bytes, n: int, position: int, line: int,
     key_table: Words, key_of: Shorts, column: Shorts, known: Bytes, new_keys: Ints,

@@ -75,7 +75,7 @@ class Scan:
 class Scanner:
     """Keeps what was learned (keys, tags, who was idle) from chunk to chunk of one stream."""
 
-    rows_max: int = 16384
+    rows_max: int = 16424
     others_max: int = 32768
     lines: int = 0
     tags: list[str] = field(default_factory=list)
