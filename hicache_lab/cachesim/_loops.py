@@ -16,13 +16,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hicache_lab.compiled import njit
+from hicache_lab.compiled import loop, njit
 
 Ids = npt.NDArray[np.uint32]
 Ints = npt.NDArray[np.int64]
 
 
-@njit
+@loop(forceinline=True)
 def _newer(sums: Ints, starts: Ints, live: np.int64, owner: np.int64) -> np.int64:
     """Live blocks of requests newer than ``owner``: all of them, minus those up to it, summed level by level."""
     total = np.int64(0)
@@ -37,7 +37,7 @@ def _newer(sums: Ints, starts: Ints, live: np.int64, owner: np.int64) -> np.int6
     return live - total
 
 
-@njit
+@loop(forceinline=True)
 def _add(sums: Ints, starts: Ints, owner: np.int64, amount: np.int64) -> None:
     for level in range(starts.size):
         sums[starts[level] + owner] += amount
