@@ -18,6 +18,10 @@ MISSING = np.iinfo(np.int32).min
 MISSING_FLAG = -1
 _FIXED = ("at_ms", "line", "rank", "run", "file", "iteration", "fresh")
 _PART = 65536
+_JOIN = 16
+
+
+Part = dict[str, npt.NDArray[Any]]
 
 
 class ColumnStore:
@@ -30,7 +34,8 @@ class ColumnStore:
     def __init__(self) -> None:
         self.ranks: list[str] = []
         self.files: list[str] = []
-        self._parts: dict[str, list[dict[str, npt.NDArray[Any]]]] = {"decode": [], "prefill": []}
+        self._parts: dict[str, list[Part]] = {"decode": [], "prefill": []}
+        self._recent: dict[str, list[Part]] = {"decode": [], "prefill": []}
         self._loose: dict[str, list[dict[str, float]]] = {"decode": [], "prefill": []}
 
     def add_rows(self, rows: Rows, phase: str, tags: Sequence[str], path: str, run: int) -> None:
@@ -48,7 +53,7 @@ class ColumnStore:
         }
         for name, values in rows.values.items():
             part[name] = _narrow(name, values, full=name in rows.full)
-        self._parts[phase].append(part)
+        self._add(phase, part)
 
     def add_event(self, batch: ev.Batch, fresh: bool, run: int) -> None:
         """Take one batch event of the patient parser."""
@@ -76,25 +81,19 @@ class ColumnStore:
     def columns(self, phase: str) -> dict[str, npt.NDArray[Any]]:
         """All columns of ``decode`` or ``prefill``, each of the phase's length, in the order of the log."""
         self._settle(phase)
-        parts = self._parts[phase]
-        names = dict.fromkeys(_FIXED) | dict.fromkeys(name for part in parts for name in part)
-        out: dict[str, npt.NDArray[Any]] = {}
-        for name in names:
-            pieces = [part[name] if name in part else _absent(name, len(part["line"])) for part in parts]
-            out[name] = np.concatenate(pieces) if pieces else _absent(name, 0)
+        out = _joined(self._parts[phase] + self._recent[phase])
         # lines the patient parser took may have come before those around them
         place = out["file"].astype(np.int64) << 32 | out["line"]
         if (np.diff(place) < 0).any():
             order = np.argsort(place, kind="stable")
             out = {name: values[order] for name, values in out.items()}
-        # one part instead of many from here on: the pieces are not held twice
-        self._parts[phase] = [out] if parts else []
+        # one part instead of many from here on
+        self._parts[phase], self._recent[phase] = [out] if len(out["line"]) else [], []
         return dict(out)
 
     def __len__(self) -> int:
-        return sum(len(part["line"]) for parts in self._parts.values() for part in parts) + sum(
-            map(len, self._loose.values())
-        )
+        kept = [*self._parts.values(), *self._recent.values()]
+        return sum(len(part["line"]) for parts in kept for part in parts) + sum(map(len, self._loose.values()))
 
     @staticmethod
     def _number(names: list[str], name: str) -> int:
@@ -118,8 +117,30 @@ class ColumnStore:
                 part[name] = values.astype(np.bool_)
             else:
                 part[name] = _narrow(name, values)
-        self._parts[phase].append(part)
+        self._add(phase, part)
         self._loose[phase] = []
+
+    def _add(self, phase: str, part: Part) -> None:
+        recent = self._recent[phase]
+        recent.append(part)
+        # large arrays go back to the system when they are freed, the small ones of a scan do not
+        if len(recent) == _JOIN:
+            self._parts[phase].append(_joined(recent))
+            recent.clear()
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    """The parts as one, and empty parts: a column leaves them as it is joined, so that not all are held twice."""
+    names = dict.fromkeys(_FIXED) | dict.fromkeys(name for part in parts for name in part)
+    lengths = [len(part["line"]) for part in parts]
+    out: dict[str, npt.NDArray[Any]] = {}
+    for name in names:
+        pieces = [
+            part.pop(name) if name in part else _absent(name, length)
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+        out[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else _absent(name, 0)
+    return out
 
 
 def _narrow(name: str, values: npt.NDArray[np.float64], *, full: bool = False) -> npt.NDArray[Any]:
