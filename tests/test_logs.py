@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from datetime import datetime
 from pathlib import Path
@@ -13,11 +14,14 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hicache_lab.cli import main
+from hicache_lab.errors import UsageError
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.assemble import Assembler
 from hicache_lab.logs.collect import follow_events, read_events, read_log
 from hicache_lab.logs.prefix import records
 from hicache_lab.logs.reader import sources
+from hicache_lab.logs.summary import to_json
 from hicache_lab.units import GB, GIB, KIB, MIB
 
 FIXTURES = Path(__file__).parent / "fixtures" / "logs"
@@ -395,6 +399,112 @@ def test_follow_reads_a_growing_and_a_replaced_file(tmp_path: Path) -> None:
 
     found = list(follow_events(str(path), stop=stop, poll_s=0.0))
     assert [event.rank.label for event in found] == ["TP1", "TP5"]
+
+
+def test_follow_shows_the_last_statement_before_another_comes(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(RECORD + "\n")
+    looks: list[int] = []
+
+    def stop() -> bool:
+        looks.append(1)
+        return len(looks) > 4
+
+    events = follow_events(str(path), stop=stop, poll_s=0.0)
+    assert next(events).rank.label == "TP1"
+    # a server that is killed says nothing more: its last line must not wait for one
+    assert len(looks) < 4
+
+
+def test_follow_reads_utf16_and_refuses_a_compressed_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes((RECORD + "\r\n").encode("utf-16"))
+    (event,) = follow_events(str(path), stop=lambda: True, poll_s=0.0)
+    assert event.rank.label == "TP1"
+    path.write_bytes(gzip.compress(RECORD.encode()))
+    with pytest.raises(UsageError, match="compressed"):
+        list(follow_events(str(path), stop=lambda: True, poll_s=0.0))
+
+
+def test_follow_of_what_is_not_sglang_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text, code in ((RECORD + "\n", 0), ('10.0.0.1 - - "GET / HTTP/1.1" 200 612\n', 1)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert main(["parse", "--follow", "-"]) == code
+    assert "nothing in it is known from an SGLang server" in capsys.readouterr().err
+
+
+NOT_NUMBERS = [
+    "Decode batch, #running-req: 1, token usage: 0.50, gen throughput (token/s): 5",
+    "Decode batch, #running-req: 2, token usage: 0.50, gen throughput (token/s): 7",
+    "Decode batch, #running-req: inf, token usage: inf, gen throughput (token/s): inf",
+    "Decode batch, #running-req: nan, token usage: nan, gen throughput (token/s): nan",
+    "Prefill batch, #new-seq: 1, #new-token: inf, #cached-token: nan, token usage: nan",
+    "Prefill batch, #new-seq: 1, #new-token: 10, #cached-token: 30, token usage: 0.10",
+]
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_infinite_and_undefined_values_stay_out_of_the_sums(patient: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("".join(f"[2026-01-02 03:04:05 TP0] {line}\n" for line in NOT_NUMBERS))
+    log = read_log(path, columns=True, patient=patient)
+    (run,) = json.loads(json.dumps(to_json(log), allow_nan=False))["runs"]
+    assert (run["peaks"]["token_usage"]["value"], run["peaks"]["running_req"]["value"]) == (0.5, 2)
+    throughput = run["throughput"]
+    assert (throughput["mean_token_s"], throughput["max_token_s"], throughput["decode_lines"]) == (7, 7, 1)
+    assert (run["cached_tokens"], run["new_tokens"], run["hit_ratio"]) == (30, 10, 0.75)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_batches_that_every_tp_rank_prints_count_once(patient: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    line = "Prefill batch, #new-seq: 1, #new-token: 10, #cached-token: 30, token usage: 0.10\n"
+    path.write_text("".join(f"[2026-01-02 03:04:05 DP{dp} TP{tp}] {line}" for dp in (0, 1) for tp in (0, 1, 2, 3)))
+    (run,) = read_log(path, patient=patient).runs
+    assert (run.batches.prefill, run.batches.cached_tokens, run.batches.new_tokens) == (8, 60, 20)
+
+
+def test_shortened_sizes_and_a_full_stop_behind_a_word() -> None:
+    (pool,) = parse("[2026-01-02 03:04:05 TP0] KV Cache is allocated. #tokens: 100, K 1.50 GB, V 1.25 GB")
+    assert isinstance(pool, ev.DevicePool)
+    assert (pool.tokens, pool.k_bytes, pool.v_bytes) == (100, 3 * GIB // 2, 5 * GIB // 4)
+    (host,) = parse("[2026-01-02 03:04:05 TP0] Allocating 35.25 GB host memory for DSA indexer, layout=page_first.")
+    assert isinstance(host, ev.HostPool)
+    assert host.layout == "page_first"
+    (capacity,) = parse("[2026-01-02 03:04:05 TP0] max_total_num_tokens=1e5, context_len=4096")
+    assert isinstance(capacity, ev.Capacity)
+    # not one token, whatever else it may be
+    assert (capacity.max_total_num_tokens, capacity.context_len) == (None, 4096)
+
+
+def test_a_pasted_traceback_of_sglang_is_an_sglang_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "paste.txt"
+    for text in (
+        "[2026-01-02 03:04:05] Received sigquit from a child process. It usually means the child failed.\n",
+        "[2026-01-02 03:04:05 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "a.py", line 1, in x\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
+    ):
+        path.write_text(text)
+        assert main(["parse", str(path)]) == 0, text
+    path.write_text("Traceback (most recent call last):\nValueError: x\n")
+    assert main(["parse", str(path)]) == 1
+    path.write_text("")
+    assert main(["parse", str(path)]) == 1
+    assert "paste.txt: empty;" in capsys.readouterr().err
+
+
+def test_parse_shows_control_characters_and_does_not_obey_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(f"[2026-01-02 03:04:05] server_args=ServerArgs(model_path='a\x9b31mb', tp_size=1)\n{RECORD}\n")
+    assert main(["parse", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "\x9b" not in text
+    assert "a�31mb" in text
 
 
 def test_arguments_of_a_cut_or_hostile_line() -> None:

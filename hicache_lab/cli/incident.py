@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hicache_lab.errors import UsageError
+from hicache_lab.logs.prefix import printable
 
 if TYPE_CHECKING:
     from hicache_lab.incident import Diagnosis, Facts, Finding
@@ -99,13 +100,6 @@ def _finding_text(number: int, finding: Finding, *, with_run: bool) -> list[str]
     if len(finding.evidence) > 6:
         out.append(f"     … {len(finding.evidence) - 6} more lines (--json)")
     return [*out, ""]
-
-
-def printable(text: str) -> str:
-    """Log text for a terminal: control characters are shown, not obeyed."""
-    return "".join(
-        char if char.isprintable() else " " if char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
-    )
 
 
 def _wrap(text: str, indent: str) -> list[str]:

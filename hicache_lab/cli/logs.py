@@ -47,29 +47,33 @@ def run(_command: str, args: argparse.Namespace) -> int:
     return 130 if log.interrupted else 0
 
 
-def not_sglang(names: list[str], lines: int) -> str:
-    """The message for input without a single line that SGLang prints."""
-    return (
-        f"{', '.join(names)}: {lines:,} lines and none of them is known from an SGLang server (releases 0.4.4 … "
-        f"0.5.23); "
-        "give the server's own log (standard output and standard error)"
-    )
+def not_sglang(names: list[str], lines: int | None) -> str:
+    """The message for input without a single line that SGLang prints; None: nobody counted the lines."""
+    known = "is known from an SGLang server (releases 0.4.4 … 0.5.23)"
+    what = "empty" if lines == 0 else f"nothing in it {known}" if lines is None else f"{lines:,} lines and none of them {known}"
+    return f"{', '.join(names)}: {what}; give the server's own log (standard output and standard error)"
 
 
 def _follow(args: argparse.Namespace) -> int:
-    from hicache_lab.logs.collect import follow_events
+    from hicache_lab.logs.collect import follow_events, said_by_sglang
+    from hicache_lab.logs.prefix import printable
     from hicache_lab.logs.summary import event_json
 
     if len(args.logs) != 1 or args.parquet is not None:
         raise UsageError("--follow: reads one LOG and writes no parquet; give a single path")
+    own = 0
     for event in follow_events(args.logs[0]):
+        own += said_by_sglang(event)
         if event.kind == "access":
             continue
         if args.json:
             print(json.dumps(event_json(event), allow_nan=False), flush=True)
         else:
             at = event.at.isoformat(sep=" ") if event.at else "-"
-            print(f"{at}  {event.rank.label or '-'}  {event.kind}  {event.text[:200]}", flush=True)
+            print(f"{at}  {event.rank.label or '-'}  {event.kind}  {printable(event.text)[:200]}", flush=True)
+    # only standard input comes to an end by itself
+    if not own:
+        raise InputError(not_sglang(args.logs, None))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -295,6 +296,8 @@ class Assembler:
         own: dict[str, Any] = {}
         other: dict[str, float] = {}
         for column, value in found.values.items():
+            if is_integer(column) and not math.isfinite(value):
+                continue
             if column not in _BATCH_FIELDS:
                 other[column] = value
             elif column in BOOLEANS:

@@ -53,6 +53,17 @@ _OWN_MILESTONES = frozenset(
 )
 
 
+def said_by_sglang(event: ev.Event) -> bool:
+    """Whether only an SGLang server says this: by the statement, or by a rank in the record's prefix."""
+    if event.kind in _OWN or event.rank.tags:
+        return True
+    if isinstance(event, ev.Failure):
+        return event.process is not None
+    if isinstance(event, ev.Stall):
+        return event.name in ("sigquit", "watchdog", "health_check")
+    return isinstance(event, ev.Milestone) and event.name in _OWN_MILESTONES
+
+
 @dataclass
 class Log:
     """What one or more logs say.
@@ -141,9 +152,19 @@ def read_events(paths: str | Path | Iterable[str | Path]) -> Iterator[ev.Event]:
 
 
 def follow_events(path: str, *, stop: Callable[[], bool] = lambda: False, poll_s: float = 0.5) -> Iterator[ev.Event]:
-    """The events of a growing file, for ever; a statement is held until the next line or the next look."""
+    """The events of a growing file, for ever; a statement is held until the next line or a look that finds nothing new.
+
+    Two such looks in a row end it: its rest, if there is one, then has had ``poll_s`` to arrive.
+    """
     assembler = Assembler()
-    for number, raw in enumerate(follow(path, stop=stop, poll_s=poll_s), 1):
+    number = quiet = 0
+    for raw in follow(path, stop=stop, poll_s=poll_s):
+        if raw is None:
+            quiet += 1
+            if quiet == 2:
+                yield from assembler.close()
+            continue
+        number, quiet = number + 1, 0
         yield from assembler.feed(raw.decode("utf-8", "replace").rstrip("\r\n"), ev.Where(path, number))
     yield from assembler.close()
 
@@ -232,8 +253,7 @@ class _Stream:
     def _take(self, events: Iterable[ev.Event]) -> None:
         for event in events:
             self.log.recognised_lines += 1
-            if event.kind in _OWN or (isinstance(event, ev.Milestone) and event.name in _OWN_MILESTONES):
-                self.log.own_lines += 1
+            self.log.own_lines += said_by_sglang(event)
             if isinstance(event, ev.Access):
                 self.log.access[f"{(event.status or 0) // 100}xx"] += 1
                 continue
@@ -308,21 +328,27 @@ class _Stream:
             if column is None:
                 continue
             # argmax stops at the first NaN, so it serves only columns without one
-            best = int(column.argmax() if name in rows.full else np.nan_to_num(column, nan=-1.0).argmax())
+            best = int(column.argmax())
+            if name not in rows.full or not np.isfinite(column[best]):
+                best = int(np.where(np.isfinite(column), column, -np.inf).argmax())
             shown = "token_usage" if name in _USAGES else name
             stats.peak(shown, float(column[best]), ev.Where(self.path, int(rows.line[best])))
         run.saw(_time(int(rows.at_ms.min())))
         run.saw(_time(int(rows.at_ms.max())))
         if phase == "prefill":
             stats.prefill += len(rows)
-            stats.cached_tokens += int(np.nansum(values["cached_token"])) if "cached_token" in values else 0
-            stats.new_tokens += int(np.nansum(values["new_token"])) if "new_token" in values else 0
+            for name, by_rank in (("cached_token", stats.cached_by_rank), ("new_token", stats.new_by_rank)):
+                if name in values:
+                    known = np.where(np.isfinite(values[name]), values[name], 0.0)
+                    sums = np.bincount(rows.tag, weights=known, minlength=1)
+                    for tag in np.flatnonzero(counted):
+                        by_rank[scanner.tags[tag]] += int(sums[tag])
         else:
             stats.decode += len(rows)
             stats.fresh += int(rows.fresh.sum())
             if "gen_throughput" in values:
                 steady = values["gen_throughput"][~rows.fresh]
-                steady = steady[~np.isnan(steady)]
+                steady = steady[np.isfinite(steady)]
                 stats.throughput_lines += len(steady)
                 stats.throughput_sum += float(steady.sum())
                 stats.throughput_max = max(stats.throughput_max, float(steady.max(initial=0.0)))

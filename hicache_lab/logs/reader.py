@@ -257,25 +257,38 @@ def follow(
     poll_s: float = 0.5,
     stop: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[bytes]:
-    """Whole lines of a growing file, for ever: a file that was cut short or replaced is opened again.
+) -> Iterator[bytes | None]:
+    """Whole lines of a growing file, for ever, and ``None`` after each look that found nothing new.
+
+    A file that was cut short or replaced is opened again; UTF-16 becomes UTF-8.
 
     Args:
         path: the file (not compressed), or ``-``.
         poll_s: seconds between looks.
         stop: asked between looks; ends the iteration.
         sleep: how to wait (tests give their own).
+
+    Raises:
+        InputError: it cannot be read.
+        UsageError: it is compressed, so it does not grow line by line.
     """
     if path == STDIN:
         yield from iter(sys.stdin.buffer.readline, b"")
         return
-    stream = open_bytes(path)
+    stream = _growing(path)
     identity = Path(path).stat().st_ino
+    decoder: codecs.IncrementalDecoder | None = None
     tail = b""
     try:
         while True:
+            at_start = stream.tell() == 0
             data = stream.read(CHUNK)
             if data:
+                if at_start:
+                    name = _encoding(data)
+                    decoder = codecs.getincrementaldecoder(name)("replace") if name else None
+                    data = data.removeprefix(codecs.BOM_UTF8)
+                data = decoder.decode(data).encode("utf-8", "replace") if decoder else data
                 *lines, tail = (tail + data).split(b"\n")
                 yield from (line + b"\n" for line in lines)
                 continue
@@ -289,13 +302,22 @@ def follow(
                     yield tail + b"\n"
                     tail = b""
                 stream.close()
-                stream = open_bytes(path)
+                stream = _growing(path)
                 identity = Path(path).stat().st_ino
                 continue
             if stop():
                 if tail:
                     yield tail
                 return
+            yield None
             sleep(poll_s)
     finally:
         stream.close()
+
+
+def _growing(path: str) -> BinaryIO:
+    stream = open_bytes(path)
+    if not (isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO)):
+        stream.close()
+        raise UsageError(f"--follow: expected a plain file that grows, {path} is compressed; read it without --follow")
+    return stream
