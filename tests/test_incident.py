@@ -220,6 +220,91 @@ def test_container_limit_from_the_kernel(tmp_path: Path) -> None:
     assert {f.cause: f.role for f in d.findings}["kernel_oom_kill"] == "consequence"
 
 
+CGROUP_KILL = (
+    "Jan 02 {time} node1 kernel: [12345.678901] Memory cgroup out of memory: Killed process 999 ({comm}) "
+    "total-vm:8000000kB, anon-rss:4000000kB, file-rss:0kB, shmem-rss:0kB\n"
+)
+
+
+def test_a_foreign_container_killed_meanwhile_is_no_cause(tmp_path: Path) -> None:
+    log = server(
+        tmp_path, pool("TP0", 30), pool("TP1", 30), AT.format(20, "TP0") + "The server is fired up and ready to roll!"
+    )
+    kernel = tmp_path / "kern.log"
+    kernel.write_text(CGROUP_KILL.format(time="03:04:10", comm="java"))
+    assert found(log, kernel_logs=[str(kernel)]) == []
+    kernel.write_text(CGROUP_KILL.format(time="03:04:10", comm="sglang::schedul"))
+    assert found(log, kernel_logs=[str(kernel)])[0] == ("container_limit", "cause")
+
+
+def test_kernel_clock_in_another_zone(tmp_path: Path) -> None:
+    log = server(tmp_path, pool("TP0", 300), pool("TP1", 300), args="tp_size=2, hicache_size=300")
+    kernel = tmp_path / "kern.log"
+    line = "[Fri Jan  2 {time} 2026] Out of memory: Killed process 4123 ({comm}) total-vm:1kB, anon-rss:9000000kB\n"
+    kernel.write_text(line.format(time="12:04:30", comm="sglang::schedul"))
+    facts = gather([log], kernel_logs=[str(kernel)])
+    first, second, *_ = diagnose(facts).findings
+    assert (first.cause, second.cause, second.confidence) == ("per_rank_size", "kernel_oom_kill", "medium")
+    assert "9 h after the end of the server log" in second.explanation
+    (kill,) = [moment for moment in timeline(facts) if moment.source == "kernel"]
+    assert f"{kill.at:%H:%M:%S}" == "03:04:30"
+    assert "its clock says 12:04:30" in kill.what
+    # a clock that no zone explains is said, not dropped; another machine's database is neither
+    kernel.write_text(line.format(time="12:17:30", comm="sglang::schedul"))
+    (distant,) = [f for f in result(log, kernel_logs=[str(kernel)]).findings if f.cause == "kernel_oom_kill"]
+    assert (distant.weight, distant.confidence) == ("note", "low")
+    assert "2026-01-02 12:17:30" in distant.explanation
+    kernel.write_text(line.format(time="12:04:30", comm="mysqld"))
+    assert ("kernel_oom_kill", "cause") not in found(log, kernel_logs=[str(kernel)])
+
+
+def test_undated_kill_belongs_to_the_launch_that_was_killed(tmp_path: Path) -> None:
+    dead = [pool("TP0", 300), pool("TP1", 300), AT.format(9, "").rstrip() + " Rank 0 scheduler is dead. Exit code: -9"]
+    one = Path(server(tmp_path, *dead, args="tp_size=2, hicache_size=300", name="a.log")).read_text()
+    two = Path(server(tmp_path, pool("TP0", 30), pool("TP1", 30), args="tp_size=2, hicache_size=30", name="b.log"))
+    log = tmp_path / "both.log"
+    log.write_text(
+        one
+        + two.read_text().replace("03:04", "03:14")
+        + "[2026-01-02 03:15:00] The server is fired up and ready to roll!\n"
+    )
+    kernel = tmp_path / "dmesg.txt"
+    kernel.write_text(
+        "[12345.678901] Out of memory: Killed process 4123 (sglang::schedul) total-vm:1kB, anon-rss:9kB\n"
+    )
+    findings = result(str(log), kernel_logs=[str(kernel)], host_ram_bytes=449 * GB).findings
+    assert findings[0].cause == "per_rank_size"
+    assert {finding.run for finding in findings} == {1}
+
+
+def test_a_request_that_fails_is_not_a_server_that_fails(tmp_path: Path) -> None:
+    error = (
+        "[2026-01-02 03:05:00] Exception in ASGI application\nTraceback (most recent call last):\nValueError: too long"
+    )
+    ready = "[2026-01-02 03:04:30] The server is fired up and ready to roll!"
+    after = "[2026-01-02 03:06:00 TP0] Decode batch, #running-req: 8, #token: 500, token usage: 0.43"
+    (finding,) = result(server(tmp_path, ready, error, after)).findings
+    assert (finding.cause, finding.weight, finding.confidence) == ("unclassified_exception", "note", "low")
+    assert "it went on serving" in finding.explanation
+    quit_line = "[2026-01-02 03:06:01] Received sigquit from a child process. It usually means the child failed."
+    first = result(server(tmp_path, ready, error, after, quit_line)).first
+    assert first is not None
+    assert (first.cause, first.weight) == ("unclassified_exception", "failure")
+
+
+def test_per_rank_size_is_suspected_where_a_launch_died_and_nothing_else_says_why(tmp_path: Path) -> None:
+    pools = [pool("TP0", 300), pool("TP1", 300)]
+    quit_line = "[2026-01-02 03:04:09] Received sigquit from a child process. It usually means the child failed."
+    args = "tp_size=2, hicache_size=300"
+    first = result(server(tmp_path, *pools, quit_line, args=args)).first
+    assert first is not None
+    assert (first.cause, first.confidence) == ("per_rank_size", "low")
+    # a log that merely ends there may be the head of a healthy one
+    (only,) = result(server(tmp_path, *pools, args=args)).findings
+    assert (only.cause, only.confidence) == ("stopped_during_allocation", "low")
+    assert "2 × 300 GB: the flag is per rank" in only.explanation
+
+
 def test_hugepages_hide_memory(tmp_path: Path) -> None:
     memory = tmp_path / "meminfo.txt"
     memory.write_text(

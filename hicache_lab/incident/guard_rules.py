@@ -216,13 +216,23 @@ def pinning_failure(seen: RunFacts) -> Iterator[Finding]:
 def kernel_oom_kill(seen: RunFacts) -> Iterator[Finding]:
     """The kernel's own line, or exit code −9 / 137."""
     if not seen.was_killed:
+        yield from _distant_kill(seen)
         return
     if seen.kills:
         held = [kill.resident_bytes for kill in seen.kills if kill.resident_bytes]
         most = f", the largest holding {format_both(max(held))}" if held else ""
         scope = " in a control group" if any(kill.cgroup for kill in seen.kills) else ""
-        text = f"The kernel ran out of memory{scope} and killed {len(seen.kills)} process(es){most}."
+        names = ", ".join(sorted({kill.comm for kill in seen.kills if kill.comm}))
+        named = f" ({names})" if names else ""
+        text = f"The kernel ran out of memory{scope} and killed {len(seen.kills)} process(es){named}{most}."
         confidence: Confidence = "high"
+        if seen.kill_shift:
+            confidence = "medium"
+            hours = seen.kill_shift.total_seconds() / 3600
+            text += (
+                f" By the clock of the kernel log that was {abs(hours):g} h {'before' if hours > 0 else 'after'} the "
+                f"end of the server log: taken for two time zones."
+            )
     else:
         codes = sorted({death.exit_code for death in seen.deaths if death.exit_code is not None})
         text = (
@@ -245,6 +255,23 @@ def kernel_oom_kill(seen: RunFacts) -> Iterator[Finding]:
     )
 
 
+def _distant_kill(seen: RunFacts) -> Iterator[Finding]:
+    kills = seen.distant_kills
+    if not kills or kills[0].at is None or seen.run.last is None:
+        return
+    yield Finding(
+        "kernel_oom_kill",
+        seen.run.index,
+        "low",
+        tuple(Evidence.of(kill) for kill in kills[:8]),
+        f"The kernel killed {len(kills)} process(es) of such a server, the first at {kills[0].at:%Y-%m-%d %H:%M:%S}; "
+        f"the server log ends at {seen.run.last:%Y-%m-%d %H:%M:%S}, and no difference of time zones "
+        f"brings them together.",
+        "find out whether this is the launch that was killed: compare the clocks of both logs and the process ids",
+        "note",
+    )
+
+
 def stopped_during_allocation(seen: RunFacts) -> Iterator[Finding]:
     """The log ends right after host pools were asked for: nothing says why."""
     if not stopped_early(seen) or seen.was_killed or refused_pools(seen):
@@ -260,9 +287,14 @@ def stopped_during_allocation(seen: RunFacts) -> Iterator[Finding]:
         "low",
         seen.pool_evidence[-4:],
         f"The log of this launch ends after host pools of {format_both(seen.run.projected_host_bytes)} were asked "
-        f"for, and the "
+        f"for{_per_rank(seen)}, and the "
         "server never became ready. A kernel kill leaves no line in the log of its victim; so do a lost terminal "
         "and a cut file.",
         "look for the kill: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod (exit code 137), and "
         "give it with --kernel-log",
     )
+
+
+def _per_rank(seen: RunFacts) -> str:
+    ranks = seen.run.ranks
+    return f" ({ranks} × {seen.size_gb:g} GB: the flag is per rank)" if seen.size_gb and ranks and ranks > 1 else ""

@@ -72,3 +72,9 @@ def stopped_early(seen: RunFacts) -> bool:
         and not seen.run.batches.decode
         and (seen.run.milestone("shutdown") is None)
     )
+
+
+def failed_early(seen: RunFacts) -> bool:
+    """``stopped_early``, and the log itself shows that a process ended: it was not merely cut there."""
+    quits = any(event.name == "sigquit" for event in seen.run.of(ev.Stall))
+    return stopped_early(seen) and bool(quits or seen.run.counts["process_death"] or seen.run.counts["defunct"])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hicache_lab.incident.facts import Evidence, RunFacts
 from hicache_lab.incident.findings import Confidence, Finding
-from hicache_lab.incident.room import KV, NOTICEABLE, memory_evidence, outcome, refused_pools, safe_size, stopped_early
+from hicache_lab.incident.room import KV, NOTICEABLE, failed_early, memory_evidence, outcome, refused_pools, safe_size
 from hicache_lab.logs import events as ev
 from hicache_lab.releases import first_release_with
 from hicache_lab.units import GB, format_both, format_gb
@@ -24,12 +24,14 @@ def per_rank_size(seen: RunFacts) -> Iterator[Finding]:
     evidence = seen.size_evidence + seen.pool_evidence + memory_evidence(seen)
     arithmetic = f"--hicache-size is GB (1e9 bytes) for each rank: {ranks} × {size:g} GB = {format_both(total)}"
     if limit is None:
-        if not seen.was_killed:
+        other = ("failure", "pin_failure", "gpu_oom", "host_smaller", "token_shortage")
+        unexplained = failed_early(seen) and not any(seen.run.counts[kind] for kind in other)
+        if not seen.was_killed and not unexplained:
             return
         yield Finding(
             "per_rank_size",
             seen.run.index,
-            "medium",
+            "medium" if seen.was_killed else "low",
             evidence,
             f"{arithmetic}. How much RAM the host has is not in what was given (--host-ram states it).{outcome(seen)}",
             f"divide the total that was meant by {ranks}; {safe_size(seen, ranks)}",
@@ -138,8 +140,8 @@ def host_smaller_than_device(seen: RunFacts) -> Iterator[Finding]:
     if first.fatal:
         tokens = f" of {seen.run.device_tokens:,} tokens" if seen.run.device_tokens else ""
         text = (
-            f"The server stops: up to {seen.release if seen.rules else '0.5.14'} the host pool must be larger than the "
-            f"device pool{tokens}, and it is not."
+            f"The server stops: in {seen.release if seen.rules else 'releases up to 0.5.14'} the host pool must be "
+            f"larger than the device pool{tokens}, and it is not."
         )
         remedy = "--hicache-ratio above 1, or a --hicache-size larger than the device pool of one rank"
     else:
@@ -173,7 +175,7 @@ def power_of_two(seen: RunFacts) -> Iterator[Finding]:
     scale = seen.run.projected_host_bytes / seen.run.host_bytes
     plain = sum(pool.bytes for pool in pools) * scale
     rounded = sum(1 << math.ceil(math.log2(pool.bytes)) for pool in pools) * scale
-    failed = seen.was_killed or any(True for _ in seen.run.of(ev.PinFailure)) or stopped_early(seen)
+    failed = seen.was_killed or any(True for _ in seen.run.of(ev.PinFailure)) or failed_early(seen)
     if rounded < 1.05 * plain or not failed:
         return
     if bound is not None and not plain <= bound.bytes < rounded:
