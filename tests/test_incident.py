@@ -9,7 +9,7 @@ import pytest
 
 from hicache_lab.cli import main
 from hicache_lab.errors import InputError
-from hicache_lab.incident import RULES, Diagnosis, diagnose, gather, read_memory
+from hicache_lab.incident import RULES, Diagnosis, Facts, diagnose, gather, read_memory
 from hicache_lab.incident.kernel import read_kernel_log
 from hicache_lab.incident.timeline import timeline
 from hicache_lab.incident.watch import CrashSafeFile, process_share, samples
@@ -235,6 +235,52 @@ def test_a_foreign_container_killed_meanwhile_is_no_cause(tmp_path: Path) -> Non
     assert found(log, kernel_logs=[str(kernel)]) == []
     kernel.write_text(CGROUP_KILL.format(time="03:04:10", comm="sglang::schedul"))
     assert found(log, kernel_logs=[str(kernel)])[0] == ("container_limit", "cause")
+
+
+FREE = (
+    "               total        used        free      shared  buff/cache   available\n"
+    "Mem:          428199       22000      380000         100       26199      385284\n"
+)
+
+
+def test_a_folder_and_a_heap_of_files_are_sorted_by_their_content(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"server.log": "server.log", "kernel.log": "what-the-kernel-said.txt", "memory.csv": "numbers.txt"}
+    for name, copy in names.items():
+        (tmp_path / copy).write_bytes((SEED / name).read_bytes())
+    (tmp_path / "notes.md").write_text("Allocating 300.00 GB host memory for hierarchical KV cache.\n")
+    expected = [(f.cause, f.role, f.confidence) for f in diagnose(_seed_facts()).findings]
+    assert [(f.cause, f.role, f.confidence) for f in result(str(tmp_path)).findings] == expected
+    heap = diagnose(gather([str(tmp_path / copy) for copy in reversed(names.values())]))
+    assert [(f.cause, f.role, f.confidence) for f in heap.findings] == expected
+    assert {f.run for f in heap.findings} == {1}
+    assert main(["parse", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert "run 2" not in captured.out
+    assert "what-the-kernel-said.txt: a kernel log or memory series, left out" in captured.err
+    (tmp_path / "numbers.txt").write_text(FREE)
+    first = result(str(tmp_path)).first
+    assert first is not None
+    assert "there are 449.00 GB (memory samples)" in first.explanation
+    assert "--hicache-size 54 at most (8 × 54 GB = 432 GB of 449.00 GB there in all" in first.remedy
+
+
+def _seed_facts() -> Facts:
+    return gather([str(SEED / "server.log")], kernel_logs=[str(SEED / "kernel.log")], memory=[str(SEED / "memory.csv")])
+
+
+def test_a_journal_of_the_whole_machine_is_a_server_log_too(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.txt"
+    kernel = "Jan 02 03:04:{:02d} node1 kernel: [{}.000000] usb 1-1: new device\n"
+    lines = [pool("TP0", 300), pool("TP1", 300)]
+    kill = CGROUP_KILL.format(time="03:04:30", comm="sglang::schedul").replace("Memory cgroup out", "Out")
+    journal.write_text(
+        "".join(kernel.format(n % 60, n) for n in range(2000))
+        + "".join(f"Jan 02 03:04:05 node1 python3[17]: {line}\n" for line in lines)
+        + kill
+    )
+    assert found(str(journal), host_ram_bytes=449 * GB)[0] == ("per_rank_size", "cause")
 
 
 def test_kernel_clock_in_another_zone(tmp_path: Path) -> None:

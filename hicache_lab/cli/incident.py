@@ -25,7 +25,9 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     elif command == "report":
         _report_arguments(parser)
     else:
-        parser.add_argument("logs", nargs="+", metavar="LOG", help="server log, rotated set, directory, or -")
+        parser.add_argument(
+            "logs", nargs="+", metavar="LOG", help="server logs, kernel logs, memory series, a folder of them, or -"
+        )
         add_facts(parser)
         parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -29,9 +29,15 @@ def run(_command: str, args: argparse.Namespace) -> int:
     """Read the logs and print what they say."""
     if args.follow:
         return _follow(args)
+    from hicache_lab.incident.folder import sort_files
     from hicache_lab.logs.collect import read_log
     from hicache_lab.logs.summary import to_json, to_text
 
+    files = sort_files(args.logs)
+    if files.logs:
+        args.logs = list(files.logs)
+        for other in (*files.kernel_logs, *files.memory):
+            print(f"{other}: a kernel log or memory series, left out; hicache-lab diagnose reads it", file=sys.stderr)
     with progress(args.logs, quiet=args.no_progress) as on_read:
         log = read_log(args.logs, columns=args.parquet is not None, keep_partial=True, on_read=on_read)
     if log.interrupted:

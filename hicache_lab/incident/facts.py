@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 
+from hicache_lab.incident.folder import Files, sort_files
 from hicache_lab.incident.kernel import KernelLog, read_kernel_log
 from hicache_lab.incident.memory import Sample, lowest, read_memory
 from hicache_lab.logs import events as ev
@@ -315,7 +316,7 @@ def gather(
     """Read everything that belongs to an incident.
 
     Args:
-        logs: server logs.
+        logs: server logs; kernel logs and memory series among them are told apart by their content.
         kernel_logs: dmesg, journald, syslog.
         memory: memory series.
         host_ram_bytes: RAM of the host, if somebody knows it.
@@ -329,12 +330,15 @@ def gather(
     """
     if release is not None:
         rules_for(release)
-    log = read_log(list(logs))
+    files = sort_files(logs)
+    # a kernel log alone is diagnosed too
+    given = files if files.logs else Files(logs=(*files.kernel_logs, *files.memory))
+    log = read_log(given.logs)
     year = next((run.first.year for run in log.runs if run.first is not None), None)
     return Facts(
         log=log,
-        kernel=tuple(read_kernel_log(path, year=year) for path in kernel_logs),
-        memory=tuple(sample for path in memory for sample in read_memory(path)),
+        kernel=tuple(read_kernel_log(path, year=year) for path in dict.fromkeys((*kernel_logs, *given.kernel_logs))),
+        memory=tuple(sample for path in dict.fromkeys((*memory, *given.memory)) for sample in read_memory(path)),
         stated_total_bytes=host_ram_bytes,
         stated_available_bytes=available_bytes,
         stated_release=release,

@@ -88,7 +88,7 @@ def read_memory(path: str) -> list[Sample]:
     """
     text = b"".join(chunks(path)).decode("utf-8", "replace")
     lines = [line.rstrip("\r") for line in text.split("\n")]
-    for reader in (_json_lines, _csv, _free, _vmstat, _meminfo, _node_exporter):
+    for reader in _readers():
         samples = list(reader(path, lines))
         if samples:
             return samples
@@ -96,6 +96,15 @@ def read_memory(path: str) -> list[Sample]:
         f"{path}: no memory sample found; known forms are the file of 'hicache-lab watch', CSV with columns such as "
         "time,total_bytes,available_bytes, 'free -m -s 1', /proc/meminfo dumps, vmstat, and node-exporter text"
     )
+
+
+def holds_samples(path: str, lines: list[str]) -> bool:
+    """Whether lines from the beginning of a file hold a sample of a known form."""
+    return any(next(reader(path, lines), None) is not None for reader in _readers())
+
+
+def _readers() -> tuple[Callable[[str, list[str]], Iterator[Sample]], ...]:
+    return (_json_lines, _csv, _free, _vmstat, _meminfo, _node_exporter)
 
 
 def time_in(text: str) -> datetime | None:

@@ -20,14 +20,17 @@ def size_for(room_bytes: int, ranks: int) -> int:
 
 def safe_size(seen: RunFacts, ranks: int) -> str:
     """Flags that leave the reserve, for the memory that was there."""
-    if seen.available is None:
+    bound, there = seen.available, "available"
+    if bound is None:
+        bound, there = seen.limit, "there in all, as if nothing else used it"
+    if bound is None:
         return "give the size per rank: (available memory − 10 GiB) / ranks, in GB"
     side = side_factor(seen)
-    room = round((seen.available.bytes - seen.reserve_bytes) / side)
+    room = round((bound.bytes - seen.reserve_bytes) / side)
     size = size_for(room, ranks)
     if size < 1:
         return "there is no room for a host tier on this host; launch without --enable-hierarchical-cache"
-    kept = f"{ranks} × {size} GB = {ranks * size:,} GB of {format_gb(seen.available.bytes)} available, 10 GiB kept back"
+    kept = f"{ranks} × {size} GB = {ranks * size:,} GB of {format_gb(bound.bytes)} {there}, 10 GiB kept back"
     with_side = "" if side < 1.001 else f", the other pools counted ({side:.2f} × the flag)"
     return f"--hicache-size {size} at most ({kept}{with_side}); less if the server needs more host memory besides"
 
