@@ -469,6 +469,32 @@ def test_memory_forms(form: str, tmp_path: Path) -> None:
         assert [s.at.second for s in read if s.at] == [5, 7]
 
 
+VMSTAT = " r  b   swpd   free   buff  cache   si   so\n 1  0      0 {} {} {}    0    0\n 1  0      0 {} 1 1    0    0\n"
+
+
+def test_unit_of_vmstat_is_told_by_what_was_ever_free(tmp_path: Path) -> None:
+    path = tmp_path / "vmstat.txt"
+    path.write_text(VMSTAT.format(389120000, 1024, 26827776, 5120000))
+    assert [s.free_bytes for s in read_memory(str(path))] == [389120000 * KIB, 5120000 * KIB]
+    path.write_text(VMSTAT.format(380000, 1, 26199, 5000))
+    assert [s.free_bytes for s in read_memory(str(path))] == [380000 * MIB, 5000 * MIB]
+
+
+def test_damaged_numbers_in_a_memory_series_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "series"
+    path.write_text("time;total_bytes;available_bytes\n2026-01-20 09:14:01;inf;nan\n2026-01-20 09:14:02;449;1e9x\n")
+    (sample,) = read_memory(str(path))
+    assert (sample.total_bytes, sample.available_bytes) == (449, None)
+    held = [{"pid": None, "rss_bytes": 6}, {"pid": 7, "rss_bytes": 5, "pss_bytes": "x"}, 3]
+    path.write_text(
+        json.dumps({"total_bytes": 449, "processes": held}) + "\n" + json.dumps({"total_bytes": 1, "processes": 3})
+    )
+    samples_read = read_memory(str(path))
+    assert [[(p.pid, p.rss_bytes, p.pss_bytes) for p in s.processes] for s in samples_read] == [[(7, 5, None)], []]
+    path.write_text("node_memory_MemTotal_bytes 1e\nnode_memory_MemAvailable_bytes 4e9\n")
+    assert read_memory(str(path))[0].available_bytes == 4 * GB
+
+
 def test_unknown_memory_form_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("hello\n1,2,3\n")
