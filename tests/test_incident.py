@@ -162,8 +162,43 @@ def test_side_pool_refused_on_top_of_the_flag(tmp_path: Path) -> None:
         "20.00 GB free."
     )
     log = server(tmp_path, pool("TP0", 150), side, args="tp_size=1, hicache_size=150")
-    causes = dict(found(log))
-    assert causes["side_pools"] == "cause"
+    assert found(log) == [("side_pools", "cause"), ("guard_refusal", "contributing")]
+    first = result(log).first
+    assert first is not None
+    assert "150.00 GB of KV pools and then 34.38 GB of dsa_indexer, which the check refused" in first.explanation
+    # (20 free + 150 given) / (1 + 34.38/150)
+    assert first.remedy == "--hicache-size 138 or less per rank, the other pools counted (1.23 × the flag)"
+    other = server(tmp_path, pool("TP0", 150), pool("TP1", 150), side, args="tp_size=2, hicache_size=150")
+    first = result(other, release="0.5.14").first
+    assert first is not None
+    assert "--hicache-size 69 or less per rank" in first.remedy
+    assert "up to 130 if all pools shown were in memory by then" in first.remedy
+
+
+def test_pools_larger_than_the_whole_host_need_no_series(tmp_path: Path) -> None:
+    dead = "[2026-01-02 03:04:20] Rank 3 scheduler is dead. Exit code: -9"
+    log = server(tmp_path, *(pool(f"TP{n}", 65.9) for n in range(4)), dead, args="tp_size=4, hicache_size=0")
+    first = result(log, host_ram_bytes=256 * GB).first
+    assert first is not None
+    assert (first.cause, first.confidence) == ("aggregate_overcommit", "high")
+    assert "263.60 GB (245.50 GiB); there are 256.00 GB (stated) in all" in first.explanation
+    # on a larger host they are not the reason, and the reader is told where to look
+    first = result(log, host_ram_bytes=1000 * GB).first
+    assert first is not None
+    assert first.cause == "kernel_oom_kill"
+    assert "The host pools alone (263.60 GB) fit 1,000.00 GB (stated)" in first.explanation
+
+
+def test_a_statement_right_behind_an_exception_is_not_swallowed(tmp_path: Path) -> None:
+    oom = (
+        AT.format(6, "TP1") + "Scheduler hit an exception: Traceback (most recent call last):\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    )
+    nccl = (
+        "[rank0]:[E102 03:14:05.678 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
+    )
+    assert found(server(tmp_path, oom, nccl)) == [("gpu_oom", "cause"), ("collective_timeout", "consequence")]
 
 
 def test_side_pools_decide_where_the_flag_alone_fits(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (
         "indexer, Mamba, draft or other host pools that the flag does not count",
         sizing_rules.side_pools,
         explains=_MEMORY_END,
-        shares=frozenset({"aggregate_overcommit"}),
+        shares=frozenset({"aggregate_overcommit", "guard_refusal"}),
     ),
     Rule(
         "power_of_two_rounding",

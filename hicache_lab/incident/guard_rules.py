@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from hicache_lab.incident.facts import Amount, Evidence, RunFacts
 from hicache_lab.incident.findings import Confidence, Finding
-from hicache_lab.incident.room import KV, NOTICEABLE, refused_pools, safe_size, side_factor, size_for, stopped_early
+from hicache_lab.incident.room import (
+    KV,
+    NOTICEABLE,
+    refused_pools,
+    safe_size,
+    side_factor,
+    size_after_refusal,
+    size_for,
+    stopped_early,
+)
 from hicache_lab.logs import events as ev
 from hicache_lab.releases import first_release_with
 from hicache_lab.units import GB, format_both, format_gb
@@ -56,16 +65,10 @@ def guard_refusal(seen: RunFacts) -> Iterator[Finding]:
         numbers = (
             f"The check before the allocation refused {format_gb(asked)} with {format_gb(free)} free ({', '.join(who)})"
         )
-        divides = seen.rule("guard_divides_by_ranks") is True
-        fits = free if divides else (free - seen.reserve_bytes if asked <= free else free) // ranks
         if seen.run.host_pools and seen.run.host_pools[0].rank == first.rank:
             numbers += f"; {first.pool} comes on top of the flag"
-        remedy = (
-            f"--hicache-size {size_for(max(fits, 0), 1)} or less per rank"
-            if fits >= GB
-            else "no whole GB per rank fits: --hicache-ratio with a small device pool, or more host memory"
-        )
-        if divides and ranks > 1:
+        remedy = size_after_refusal(seen, first)
+        if seen.rule("guard_divides_by_ranks") is True and ranks > 1 and first.pool in KV:
             total = (
                 f" A host of this kind needs {format_both(asked * ranks + seen.reserve_bytes)} available for "
                 f"the size asked."
@@ -241,6 +244,12 @@ def kernel_oom_kill(seen: RunFacts) -> Iterator[Finding]:
             "it is not certain that the kernel sent it."
         )
         confidence = "medium"
+    pools, limit = seen.run.projected_host_bytes, seen.limit
+    if pools >= NOTICEABLE and limit is not None and pools < limit.bytes - seen.reserve_bytes:
+        text += (
+            f" The host pools alone ({format_gb(pools)}) fit {limit}: something else took memory, or a container's "
+            f"limit is lower (/sys/fs/cgroup/memory.max, kubectl describe pod)."
+        )
     evidence = tuple(Evidence.of(e) for e in (*seen.kills[:8], *seen.deaths[:8]))
     if seen.exhausted is not None:
         evidence += (Evidence.of(seen.exhausted),)

@@ -230,7 +230,7 @@ class Assembler:
         # several lines by nature, or wrapped by a terminal: it then broke off without an end
         natural = pending.lines > 0
         wrapped = line[:1] in " \t" or message.rstrip().endswith(",") or (len(message) > 30 and message[-1:].isalnum())
-        if not (natural or wrapped) or self._statement(unwrap(stripped)) is not None:
+        if not (natural or wrapped) or any(self._statement(one) is not None for one in (stripped, unwrap(stripped))):
             return False
         joined = message.rstrip() + ("\n" if natural else " ") + stripped
         head = replace(pending.head, message=joined)
