@@ -358,6 +358,49 @@ def test_rotated_set_is_one_stream_in_order_of_time(tmp_path: Path) -> None:
     assert log.recognised_lines == whole.recognised_lines
 
 
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_record_cut_by_the_rotation_is_joined(patient: bool, tmp_path: Path) -> None:
+    whole = (FIXTURES / "0.5.23-llama-tp2-hicache.server.log").read_bytes()
+    for cut in (20_000, 30_001, whole.index(b"Allocating") + 12):
+        (tmp_path / "s.log.1").write_bytes(whole[:cut])
+        (tmp_path / "s.log").write_bytes(whole[cut:])
+        log, same = read_log(tmp_path, patient=patient), read_log(FIXTURES / "0.5.23-llama-tp2-hicache.server.log")
+        assert (log.lines, log.recognised_lines) == (same.lines, same.recognised_lines)
+        assert [(e.kind, e.text) for e in log.events()] == [(e.kind, e.text) for e in same.events()]
+        assert len(list(read_events(tmp_path))) == same.recognised_lines
+    # a server that was killed within its line, and the next one's log: nothing to join
+    (tmp_path / "s.log.1").write_text(RECORD + "\n" + RECORD[:40])
+    (tmp_path / "s.log").write_text(RECORD.replace("TP1", "TP2") + "\n")
+    log = read_log(tmp_path, patient=patient)
+    assert log.lines == 3
+    assert [run.host_bytes_by_rank() for run in log.runs] == [{"TP1": 300 * GB, "TP2": 300 * GB}]
+
+
+REFUSED = (
+    "[2026-01-02 03:04:05 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+    '  File "memory_pool_host.py", line 1, in __init__\n'
+    "ValueError: Not enough host memory available. Requesting 300.00 GB but only have 54.28 GB free. Please reduce it."
+)
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["Nov 29 17:00:{:02d} ", '2026-11-29T17:00:{:02d}Z\t{{app="sglang"}}\t', "<6>gpu-{:02d} sglang: ", "{:02d} # "],
+)
+def test_lines_of_a_record_behind_an_unknown_prefix(before: str) -> None:
+    (event,) = parse("\n".join(before.format(n) + line for n, line in enumerate(REFUSED.split("\n"), 8)))
+    assert isinstance(event, ev.HostRefusal)
+    assert (event.requested_bytes, event.free_bytes, event.rank.label) == (300 * GB, round(54.28 * GB), "TP0")
+
+
+@pytest.mark.parametrize("key", ["log", "MESSAGE", "message", "msg"])
+def test_lines_wrapped_in_json(key: str) -> None:
+    (event,) = parse("\n".join(json.dumps({"_PID": "5", key: line}) for line in REFUSED.split("\n")))
+    assert isinstance(event, ev.HostRefusal)
+    assert (event.free_bytes, event.rank.label) == (round(54.28 * GB), "TP0")
+    assert parse('{"message": 5}\n{"message": "x"\n{"msg": null}') == []
+
+
 def test_interrupted_reading_keeps_what_it_has(tmp_path: Path) -> None:
     first, second = tmp_path / "a.log", tmp_path / "b.log"
     for path in (first, second):

@@ -28,7 +28,9 @@ _OUTER = re.compile(
     r")"
 )
 _CRI_PART = re.compile(r"^\S+ (?:stdout|stderr) P ")
-_DOCKER_JSON = re.compile(r'^\{"log": ?"')
+# docker's and containerd's json-file, journalctl -o json, and what log shippers write
+_JSON_TEXT = re.compile(r'"(?:log|MESSAGE|message|msg)": ?"')
+_DIGITS = str.maketrans("123456789", "0" * 9)
 _PINNING = re.compile(r"init_kv_buffer|pin_memory|memory_pool_host|HostKVCache|alloc_with_pin|cudaHost")
 # keys and passwords that a log of server arguments may hold are never kept
 _SECRET = re.compile(
@@ -71,6 +73,7 @@ class Assembler:
     _traces: list[_Trace] = field(default_factory=list)
     _dead: ev.ProcessDeath | None = None
     _partial: dict[str, str] = field(default_factory=dict)
+    _outer: str = ""
     _keys: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def feed(self, line: str, where: ev.Where, *, ended: bool = True) -> Iterator[ev.Event]:
@@ -78,7 +81,10 @@ class Assembler:
         whole = self._container(line)
         if whole is None:
             return
-        for head in records(whole):
+        heads = records(whole)
+        if len(heads) > 1 and heads[1].headed and not heads[0].headed:
+            self._outer = heads[0].message.translate(_DIGITS)
+        for head in heads:
             if head.headed:
                 yield from self.interrupt()
                 yield from self._close_traces(head.rank)
@@ -131,13 +137,16 @@ class Assembler:
 
     def _container(self, line: str) -> str | None:
         # docker's json-file and CRI cut records at 16 KiB; the parts are joined again
-        if line.startswith('{"log":') and _DOCKER_JSON.match(line):
+        if line.startswith('{"') and _JSON_TEXT.search(line):
             try:
                 entry = json.loads(line)
             except ValueError:
                 return line
-            text, stream = str(entry.get("log", "")), "json:" + str(entry.get("stream"))
-            if not text.endswith("\n"):
+            text = next((entry[key] for key in ("log", "MESSAGE", "message", "msg") if key in entry), None)
+            if not isinstance(text, str):
+                return line
+            stream = "json:" + str(entry.get("stream"))
+            if "log" in entry and "stream" in entry and not text.endswith("\n"):
                 self._partial[stream] = self._partial.get(stream, "") + text
                 return None
             return self._partial.pop(stream, "") + text.rstrip("\n")
@@ -189,9 +198,12 @@ class Assembler:
                 self._pending = _Pending(head, where, self._event(head, where, cut=False), lines)
                 return
 
-    @staticmethod
-    def _inner(line: str) -> str:
+    def _inner(self, line: str) -> str:
         text = line
+        # what stood before the last record stands before its other lines too, with other numbers in it
+        size = len(self._outer)
+        if 3 < size < len(line) and line[:size].translate(_DIGITS) == self._outer:
+            text = line[size:]
         for _ in range(3):
             match = _OUTER.match(text)
             if match is None or not text[match.end() :].strip():

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.assemble import Assembler
-from hicache_lab.logs.reader import Source, arrays, chunks, follow, sources
+from hicache_lab.logs.reader import Source, arrays, begins_with_record, chunks, follow, sources
 from hicache_lab.logs.run import Run
 
 if TYPE_CHECKING:
@@ -145,9 +145,15 @@ def read_events(paths: str | Path | Iterable[str | Path]) -> Iterator[ev.Event]:
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     for source in sources(str(path) for path in given):
         assembler = Assembler()
-        for path in source.paths:
+        cut = ""
+        for path, following in zip(source.paths, (*source.paths[1:], None), strict=True):
+            continues = following is not None and not begins_with_record(following)
             for number, line, ended in _lines(path):
-                yield from assembler.feed(line, ev.Where(path, number), ended=ended)
+                whole, cut = cut + line, ""
+                if continues and not ended:
+                    cut = whole
+                else:
+                    yield from assembler.feed(whole, ev.Where(path, number), ended=ended)
         yield from assembler.close()
 
 
@@ -192,13 +198,16 @@ class _Stream:
         self.idle: dict[str, bool] = {}
         self.path = source.paths[0]
         self.previous_line = 0
+        self.cut: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def read(self, on_read: Callable[[int], object] | None, patient: bool | None) -> None:
         scanner: Scanner | None = None
-        for path in self.source.paths:
+        paths = self.source.paths
+        for path, following in zip(paths, (*paths[1:], None), strict=True):
             self.path, self.previous_line = path, 0
             self.starts = [(0, self.run)] if self.run else []
-            coming = arrays(path, on_read=on_read)
+            continues = following is not None and not begins_with_record(following)
+            coming = self._joined(arrays(path, on_read=on_read), continues)
             # numba's import and first compilation are worth their time only for a large log, and a pipe or a
             # compressed file does not tell its size: look at the beginning first
             held, small = _beginning(coming) if patient is None and scanner is None else ([], patient is True)
@@ -214,6 +223,18 @@ class _Stream:
                 self._found(found, scanner)
             self.log.lines += scanner.lines
         self._take(self.assembler.close())
+
+    def _joined(self, coming: Iterable[npt.NDArray[np.uint8]], continues: bool) -> Iterator[npt.NDArray[np.uint8]]:
+        # a rotation may cut a record: its first part is read as the beginning of the next file's first line
+        for chunk in coming:
+            whole = np.concatenate((self.cut, chunk)) if len(self.cut) else chunk
+            self.cut = whole[:0]
+            if continues and whole[-1] != ord("\n"):
+                newlines = np.flatnonzero(whole == ord("\n"))
+                end = int(newlines[-1]) + 1 if len(newlines) else 0
+                self.cut, whole = whole[end:].copy(), whole[:end]
+            if len(whole):
+                yield whole
 
     def _patiently(self, coming: Iterable[npt.NDArray[np.uint8]]) -> None:
         for chunk in coming:

@@ -251,6 +251,12 @@ def first_time(path: str) -> str | None:
     return None
 
 
+def begins_with_record(path: str) -> bool:
+    """Whether the first line of a file holds the beginning of a record: it then continues no other file's last line."""
+    head = next(chunks(path, size=1 << 16), b"")
+    return any(head.headed for head in records(head.split(b"\n", 1)[0].decode("utf-8", "replace")))
+
+
 def follow(
     path: str,
     *,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from hicache_lab import __version__
@@ -39,7 +40,7 @@ def _head(post: Postmortem, document: Document) -> None:
     rows = [
         (
             "when",
-            f"{min(times):%Y-%m-%d %H:%M:%S} – {max(times):%H:%M:%S} ({post.timezone}, as printed)"
+            f"{min(times):%Y-%m-%d %H:%M:%S} – {_clock(max(times), times)} ({post.timezone}, as printed)"
             if times
             else "the logs carry no time",
         ),
@@ -93,10 +94,11 @@ def _comfortable(post: Postmortem) -> str:
 def _impact(post: Postmortem, document: Document) -> None:
     document.add(Heading("Impact"))
     rows = []
+    times = [at for run in post.facts.log.runs for at in (run.first, run.last) if at is not None]
     for seen in run_facts(post.facts):
         run = seen.run
         ready = run.milestone("ready")
-        state = f"ready at {ready.at:%H:%M:%S}" if ready and ready.at else "never ready"
+        state = f"ready at {_clock(ready.at, times)}" if ready and ready.at else "never ready"
         if run.batches.prefill or run.batches.decode:
             state = f"served {run.batches.prefill:,} prefill and {run.batches.decode:,} decode batches"
         ended = len(seen.kills) or len(seen.deaths)
@@ -122,8 +124,9 @@ def _timeline(post: Postmortem, document: Document) -> None:
     if figure is not None:
         document.add(FigureBlock(figure, f"Times in {post.timezone}, as printed; {post.origin}.", _sketch(post.facts)))
     rows = []
+    times = [moment.at for moment in post.moments if moment.at]
     for moment in post.moments:
-        when = f"{moment.at:%H:%M:%S}" if moment.at else "no time"
+        when = _clock(moment.at, times) if moment.at else "no time"
         quote = f": {moment.quote}" if moment.quote else ""
         rows.append((when, moment.source, f"{moment.what}{quote}", _place(moment.evidence)))
     document.add(Table((f"time ({post.timezone})", "who says so", "what", "where"), tuple(rows)))
@@ -132,6 +135,11 @@ def _timeline(post: Postmortem, document: Document) -> None:
         steps = tuple((str(moment.step), moment.what, moment.origin) for moment in post.case.timeline)
         document.add(Table(("step", "what", "origin"), steps))
     document.add(Room("Decisions and hand-overs that no log shows:"))
+
+
+def _clock(at: datetime, among: Sequence[datetime]) -> str:
+    """The time of day; with its date where the times are of several days."""
+    return f"{at:%H:%M:%S}" if len({one.date() for one in among}) < 2 else f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 def _sketch(facts: Facts) -> str:
