@@ -318,6 +318,29 @@ def test_a_journal_of_the_whole_machine_is_a_server_log_too(tmp_path: Path) -> N
     assert found(str(journal), host_ram_bytes=449 * GB)[0] == ("per_rank_size", "cause")
 
 
+@pytest.mark.parametrize("uid", ["", ", UID 0,"])
+def test_kill_of_an_old_kernel_takes_its_sizes_from_the_next_line(uid: str, tmp_path: Path) -> None:
+    path = tmp_path / "dmesg.txt"
+    path.write_text(
+        "[12345.678904] Out of memory: Kill process 4123 (python3) score 905 or sacrifice child\n"
+        f"[12345.678905] Killed process 4123{uid} (python3) total-vm:9kB, anon-rss:53kB, file-rss:4kB, shmem-rss:1kB\n"
+    )
+    (kill,) = read_kernel_log(str(path)).kills
+    assert (kill.pid, kill.comm, kill.resident_bytes, kill.where.line) == (4123, "python3", 58 * KIB, 1)
+
+
+def test_a_kernel_log_that_is_none_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nginx.log"
+    path.write_text('10.0.0.1 - - [02/Jan/2026:03:04:05 +0000] "GET / HTTP/1.1" 200 612\n')
+    assert read_kernel_log(str(path)).kills == ()
+    assert "no line of it looks like the kernel's" in capsys.readouterr().err
+    path.write_text("Jan 20 09:17:50 gpu1 kernel: usb 1-1: new device\n")
+    read_kernel_log(str(path))
+    path.write_text("")
+    read_kernel_log(str(path))
+    assert capsys.readouterr().err == ""
+
+
 def test_kernel_clock_in_another_zone(tmp_path: Path) -> None:
     log = server(tmp_path, pool("TP0", 300), pool("TP1", 300), args="tp_size=2, hicache_size=300")
     kernel = tmp_path / "kern.log"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hicache_lab.errors import InputError
+from hicache_lab.incident.kernel import looks_like_kernel
 from hicache_lab.incident.memory import holds_samples
 from hicache_lab.logs.reader import STDIN, chunks
 
@@ -17,9 +18,6 @@ _LOG_NAME = re.compile(r"\.(log|txt|out|err)\b")
 _OTHER_NAME = re.compile(r"\.(md|html?|json|ya?ml|toml|png|svg|pdf|ipynb|parquet|py|sh)$")
 # a record of SGLang's, wherever a container has put it
 _SERVER = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]{0,80}\] |\[\d\d:\d\d:\d\d (?:DP|TP)\d|\bserver_args=")
-_KERNEL = re.compile(
-    r"^(?:<\d+>)?\[ *\d+\.\d{3,}\]|^\[[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \d{4}\]|\bkernel: "
-)
 _OOM = re.compile(r"invoked oom-killer|oom-kill:constraint|[Oo]ut of memory: Kill")
 
 
@@ -75,7 +73,7 @@ def kind_of(path: str) -> str:
     if holds_samples(path, lines):
         return "memory"
     written = [line for line in lines if line.strip()]
-    kernel = sum(bool(_KERNEL.search(line)) for line in written)
+    kernel = sum(looks_like_kernel(line) for line in written)
     if not (2 * kernel > len(written) or any(_OOM.search(line) for line in written)):
         return "log"
     # the journal of a whole machine may hold the server's lines too
