@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
+import os
+import threading
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -333,6 +338,24 @@ def test_encoding_and_compression_change_nothing(path: Path, encoding: str, tmp_
     assert len(strip) > 8
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
+def test_standard_input_and_a_pipe_are_unpacked_too(
+    pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = pack((FIXTURES / "0.5.10-guard-tp2-size5.server.log").read_bytes())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))  # type: ignore[arg-type]
+    assert main(["parse", "-"]) == 0
+    assert "-: 74 lines, 18 recognised" in capsys.readouterr().out
+    # what the shell makes of <(zcat server.log.gz)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(data,))
+    writer.start()
+    assert main(["diagnose", str(pipe), "--json"]) == 0
+    writer.join()
+    assert json.loads(capsys.readouterr().out)["lines"] == 74
+
+
 def test_real_two_rank_log() -> None:
     log = read_log(FIXTURES / "0.5.10-guard-tp2-size6-touched.server.log")
     (run,) = log.runs
@@ -532,6 +555,8 @@ def test_a_pasted_traceback_of_sglang_is_an_sglang_log(tmp_path: Path, capsys: p
     ):
         path.write_text(text)
         assert main(["parse", str(path)]) == 0, text
+    path.write_text("[2026-01-02 03:04:05] Engine startup timings: load_weight=1.00s, scheduler_e2e=2.00s\n")
+    assert main(["parse", str(path)]) == 0
     path.write_text("Traceback (most recent call last):\nValueError: x\n")
     assert main(["parse", str(path)]) == 1
     path.write_text("")

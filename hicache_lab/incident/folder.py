@@ -42,7 +42,9 @@ def sort_files(paths: Iterable[str]) -> Files:
     found: dict[str, list[str]] = {"log": [], "kernel": [], "memory": []}
     for path in paths:
         for member in _members(path):
-            kind = "log" if member == STDIN else kind_of(member)
+            # a pipe can be read once
+            once = member == STDIN or (Path(member).exists() and not Path(member).is_file())
+            kind = "log" if once else kind_of(member)
             if kind == "log" and member != path and not _LOG_NAME.search(Path(member).name):
                 continue
             found[kind].append(member)

@@ -49,7 +49,19 @@ _OWN = frozenset(
 _PATIENT_BYTES = 6 << 20
 _USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage")
 _OWN_MILESTONES = frozenset(
-    {"ready", "weights_begin", "weights_end", "dist_begin", "dist_end", "pool_end", "tree_init"}
+    {
+        "ready",
+        "weights_begin",
+        "weights_end",
+        "dist_begin",
+        "dist_end",
+        "memory_baseline",
+        "pool_end",
+        "tree_init",
+        "graph_begin",
+        "graph_end",
+        "timings",
+    }
 )
 
 

@@ -46,34 +46,55 @@ class Source:
 
 
 def open_bytes(path: str) -> BinaryIO:
-    """Open a file for reading, decompressed according to its first bytes (gzip, zstd, bzip2, xz).
+    """Open a file or a pipe for reading, decompressed according to its first bytes (gzip, zstd, bzip2, xz).
 
     Raises:
         InputError: it does not exist, is a directory or may not be read.
     """
     if path == STDIN:
-        return sys.stdin.buffer
-    try:
-        raw = Path(path).open("rb")  # noqa: SIM115 - the caller closes it
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; give the path of a log file") from error
-    magic = raw.read(6)
-    raw.seek(0)
-    packed: dict[bytes, Callable[[str], object]] = {
-        b"\x1f\x8b": gzip.open,
-        b"BZh": bz2.open,
-        b"\xfd7zXZ\x00": lzma.open,
+        raw = cast("io.BufferedReader", sys.stdin.buffer)
+    else:
+        try:
+            raw = Path(path).open("rb")  # noqa: SIM115 - the caller closes it
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}; give the path of a log file") from error
+    # a pipe cannot go back to its beginning: look ahead, and unpack what is open
+    magic = raw.peek(6)[:6] if isinstance(raw, io.BufferedReader) else b""
+    packed: dict[bytes, Callable[[BinaryIO], object]] = {
+        b"\x1f\x8b": _gzip,
+        b"BZh": bz2.BZ2File,
+        b"\xfd7zXZ\x00": lzma.LZMAFile,
+        b"\x28\xb5\x2f\xfd": _zstd,
     }
     for mark, opener in packed.items():
         if magic.startswith(mark):
-            raw.close()
-            return cast("BinaryIO", opener(path))
-    if magic.startswith(b"\x28\xb5\x2f\xfd"):
-        import zstandard
-
-        reader: BinaryIO = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        return reader
+            stream = cast("BinaryIO", opener(raw))
+            return stream if path == STDIN else cast("BinaryIO", _Both(stream, raw))
     return raw
+
+
+class _Both:
+    """An unpacking reader that closes the file below it."""
+
+    def __init__(self, stream: BinaryIO, raw: BinaryIO) -> None:
+        self._stream, self._raw = stream, raw
+
+    def read(self, size: int = -1) -> bytes:
+        return self._stream.read(size)
+
+    def close(self) -> None:
+        self._stream.close()
+        self._raw.close()
+
+
+def _gzip(raw: BinaryIO) -> object:
+    return gzip.GzipFile(fileobj=raw)
+
+
+def _zstd(raw: BinaryIO) -> object:
+    import zstandard
+
+    return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
 
 
 def _encoding(head: bytes) -> str | None:
@@ -111,7 +132,8 @@ def arrays(
     path: str, *, size: int = CHUNK, on_read: Callable[[int], object] | None = None
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """Like ``chunks``, as arrays of bytes; a plain UTF-8 file is read without being copied again."""
-    with contextlib.closing(open_bytes(path)) if path != STDIN else contextlib.nullcontext(sys.stdin.buffer) as stream:
+    opened = open_bytes(path)
+    with contextlib.nullcontext(opened) if path == STDIN else contextlib.closing(opened) as stream:
         plain = isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO)
         head = stream.peek(512)[:512] if isinstance(stream, io.BufferedReader) else b""
         if not plain or path == STDIN or _encoding(head) is not None or head.startswith(codecs.BOM_UTF8):
