@@ -301,6 +301,12 @@ def test_a_folder_and_a_heap_of_files_are_sorted_by_their_content(
     assert "--hicache-size 54 at most (8 × 54 GB = 432 GB of 449.00 GB there in all" in first.remedy
 
 
+def test_a_server_log_in_a_folder_needs_no_name(tmp_path: Path) -> None:
+    (tmp_path / "stdout").write_bytes((SEED / "server.log").read_bytes())
+    (tmp_path / "core.4123").write_bytes(bytes(range(256)) * 99)
+    assert found(str(tmp_path), host_ram_bytes=449 * GB)[0] == ("per_rank_size", "cause")
+
+
 def _seed_facts() -> Facts:
     return gather([str(SEED / "server.log")], kernel_logs=[str(SEED / "kernel.log")], memory=[str(SEED / "memory.csv")])
 

@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import threading
+import zlib
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_lab.cli import main
-from hicache_lab.errors import UsageError
+from hicache_lab.errors import InputError, UsageError
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.assemble import Assembler
 from hicache_lab.logs.collect import follow_events, read_events, read_log
@@ -354,6 +355,28 @@ def test_standard_input_and_a_pipe_are_unpacked_too(
     assert main(["diagnose", str(pipe), "--json"]) == 0
     writer.join()
     assert json.loads(capsys.readouterr().out)["lines"] == 74
+
+
+def test_a_cut_or_damaged_compressed_file_gives_what_it_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (FIXTURES / "0.5.23-llama-tp2-hicache.server.log").read_bytes()
+    packed = gzip.compress(text)
+    path = tmp_path / "a.log.gz"
+    cut = packed[: len(packed) * 9 // 10]
+    held = zlib.decompressobj(31).decompress(cut).count(b"\n") + 1
+    assert held > 100
+    for content, lines, says in (
+        (cut, held, "ends early; using what could be read"),
+        (packed[:-8] + b"\0" * 8, text.count(b"\n"), "damaged: CRC check failed"),
+    ):
+        path.write_bytes(content)
+        log = read_log(path)
+        assert (log.lines, len(log.runs)) == (lines, 1)
+        assert says in capsys.readouterr().err
+    path.write_bytes(b"\x1f\x8bnothing of the kind")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_log(path)
 
 
 def test_real_two_rank_log() -> None:

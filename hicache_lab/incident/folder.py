@@ -45,9 +45,10 @@ def sort_files(paths: Iterable[str]) -> Files:
             # a pipe can be read once
             once = member == STDIN or (Path(member).exists() and not Path(member).is_file())
             kind = "log" if once else kind_of(member)
+            # in a folder, a file that says nothing of the kind is a log only by its name
             if kind == "log" and member != path and not _LOG_NAME.search(Path(member).name):
                 continue
-            found[kind].append(member)
+            found["log" if kind == "server" else kind].append(member)
     return Files(tuple(found["log"]), tuple(found["kernel"]), tuple(found["memory"]))
 
 
@@ -63,14 +64,14 @@ def _members(path: str) -> Iterator[str]:
 
 
 def kind_of(path: str) -> str:
-    """``"memory"``, ``"kernel"`` or ``"log"``.
+    """``"server"`` where SGLang speaks, ``"memory"``, ``"kernel"``, or ``"log"`` for anything else.
 
     Raises:
         InputError: it cannot be read.
     """
     head = next(chunks(path, size=_HEAD), b"")[:_HEAD]
     if _SERVER.search(head):
-        return "log"
+        return "server"
     lines = [line.rstrip("\r") for line in head.decode("utf-8", "replace").split("\n")]
     if holds_samples(path, lines):
         return "memory"
@@ -79,4 +80,4 @@ def kind_of(path: str) -> str:
     if not (2 * kernel > len(written) or any(_OOM.search(line) for line in written)):
         return "log"
     # the journal of a whole machine may hold the server's lines too
-    return "log" if any(_SERVER.search(chunk) for chunk in chunks(path)) else "kernel"
+    return "server" if any(_SERVER.search(chunk) for chunk in chunks(path)) else "kernel"

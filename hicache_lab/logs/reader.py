@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,9 @@ class _Both:
 
     def read(self, size: int = -1) -> bytes:
         return self._stream.read(size)
+
+    def read1(self, size: int = -1) -> bytes:
+        return cast("bytes", cast("Any", self._stream).read1(size))
 
     def close(self) -> None:
         self._stream.close()
@@ -167,15 +170,13 @@ def arrays(
 def _decoded(path: str, stream: BinaryIO, size: int, on_read: Callable[[int], object] | None) -> Iterator[bytes]:
     decoder: codecs.IncrementalDecoder | None = None
     first = True
+    broken = ""
     while True:
-        try:
-            data = stream.read(size)
-        except EOFError:
-            # a compressed file that is still being written, or was cut: what came before is kept
-            print(f"{path}: the compressed stream ends early; using what could be read", file=sys.stderr)
-            return
-        except (OSError, zlib.error, lzma.LZMAError) as error:
-            raise InputError(f"{path}: cannot be read: {error}") from error
+        data = b""
+        if not broken:
+            data, broken = _part(path, stream, size, first)
+            if broken:
+                print(f"{path}: {broken}; using what could be read", file=sys.stderr)
         if not data:
             if decoder is not None and (rest := decoder.decode(b"", final=True)):
                 yield rest.encode("utf-8", "replace")
@@ -189,6 +190,24 @@ def _decoded(path: str, stream: BinaryIO, size: int, on_read: Callable[[int], ob
             if data.startswith(codecs.BOM_UTF8):
                 data = data[3:]
         yield decoder.decode(data).encode("utf-8", "replace") if decoder else data
+
+
+def _part(path: str, stream: BinaryIO, size: int, first: bool) -> tuple[bytes, str]:
+    """Up to ``size`` bytes, and what ended the stream if it was not its end; what came before the damage is kept."""
+    # read() would throw away what it had unpacked before the damage
+    read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+    data = bytearray()
+    try:
+        while len(data) < size and (piece := read(size - len(data))):
+            data += piece
+    except EOFError:
+        # a compressed file that is still being written, or was cut
+        return bytes(data), "the compressed stream ends early"
+    except (OSError, zlib.error, lzma.LZMAError) as error:
+        if first and not data:
+            raise InputError(f"{path}: cannot be read: {error}") from error
+        return bytes(data), f"damaged: {error}"
+    return bytes(data), ""
 
 
 def _whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
