@@ -617,3 +617,24 @@ def test_terminal_escapes_in_a_log_are_shown_not_obeyed(tmp_path: Path, capsys: 
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "\x9b" not in out
+
+
+def test_a_crash_loop_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = (FIXTURES / "0.5.23-guard-tp2-size5.server.log").read_text()
+    (tmp_path / "loop.log").write_text(one * 20)
+    assert main(["diagnose", str(tmp_path / "loop.log"), "--json"]) == 3
+    assert len(json.loads(capsys.readouterr().out)["findings"]) == 40
+    assert main(["diagnose", str(tmp_path / "loop.log")]) == 3
+    text = capsys.readouterr().out
+    assert text.count("guard_refusal  [cause") == 1
+    assert "run 1, and in 19 more: 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13 …" in text
+
+
+def test_a_release_that_was_not_examined_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    log = str(FIXTURES / "0.5.23-guard-tp2-size5.server.log")
+    assert main(["diagnose", log, "--sglang-version", "0.9.9", "--json"]) == 3
+    captured = capsys.readouterr()
+    assert "0.9.9" in captured.err
+    assert json.loads(captured.out)["warning"] == captured.err.strip()
+    assert main(["diagnose", log, "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["warning"] is None

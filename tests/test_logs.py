@@ -26,7 +26,7 @@ from hicache_lab.logs import events as ev
 from hicache_lab.logs.assemble import Assembler
 from hicache_lab.logs.collect import follow_events, read_events, read_log
 from hicache_lab.logs.prefix import records
-from hicache_lab.logs.reader import sources
+from hicache_lab.logs.reader import arrays, sources
 from hicache_lab.logs.summary import to_json
 from hicache_lab.units import GB, GIB, KIB, MIB
 
@@ -445,6 +445,16 @@ def test_lines_wrapped_in_json(key: str) -> None:
     assert isinstance(event, ev.HostRefusal)
     assert (event.free_bytes, event.rank.label) == (round(54.28 * GB), "TP0")
     assert parse('{"message": 5}\n{"message": "x"\n{"msg": null}') == []
+    assert parse(json.dumps({"event": "request.received", "obj": {"text": f"why {RECORD}"}})) == []
+
+
+def test_a_file_without_lines_is_read_in_bounded_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "core"
+    path.write_bytes(b"a" * 1_000_000 + RECORD.encode() + b"\n")
+    monkeypatch.setattr("hicache_lab.logs.reader._MAX_LINE", 100_000)
+    sizes = [len(piece) for piece in arrays(str(path), size=10_000)]
+    assert sum(sizes) == 1_000_000 + len(RECORD) + 1
+    assert max(sizes) < 120_000
 
 
 def test_interrupted_reading_keeps_what_it_has(tmp_path: Path) -> None:

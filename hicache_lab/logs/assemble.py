@@ -28,8 +28,6 @@ _OUTER = re.compile(
     r")"
 )
 _CRI_PART = re.compile(r"^\S+ (?:stdout|stderr) P ")
-# docker's and containerd's json-file, journalctl -o json, and what log shippers write
-_JSON_TEXT = re.compile(r'"(?:log|MESSAGE|message|msg)": ?"')
 _DIGITS = str.maketrans("123456789", "0" * 9)
 _PINNING = re.compile(r"init_kv_buffer|pin_memory|memory_pool_host|HostKVCache|alloc_with_pin|cudaHost")
 # keys and passwords that a log of server arguments may hold are never kept
@@ -136,15 +134,16 @@ class Assembler:
         return next((trace for trace in self._traces if trace.inside), None)
 
     def _container(self, line: str) -> str | None:
-        # docker's json-file and CRI cut records at 16 KiB; the parts are joined again
-        if line.startswith('{"') and _JSON_TEXT.search(line):
+        # docker's json-file and CRI cut records at 16 KiB; the parts are joined again. Others name their text otherwise
+        if line.startswith('{"'):
             try:
                 entry = json.loads(line)
             except ValueError:
                 return line
             text = next((entry[key] for key in ("log", "MESSAGE", "message", "msg") if key in entry), None)
             if not isinstance(text, str):
-                return line
+                # a request or a statistic as JSON: what looks like a record in it is somebody's prompt
+                return None
             stream = "json:" + str(entry.get("stream"))
             if "log" in entry and "stream" in entry and not text.endswith("\n"):
                 self._partial[stream] = self._partial.get(stream, "") + text

@@ -24,7 +24,8 @@ from hicache_lab.errors import InputError, UsageError
 from hicache_lab.logs.prefix import records
 
 CHUNK = 2 << 20
-_MAX_LINE = 64 << 20
+# arguments take 16 KiB, a logged prompt of a million tokens some MiB; what is longer is no log line
+_MAX_LINE = 8 << 20
 _NEWLINE = 10
 _ROTATED = re.compile(
     r"(\.log|\.txt|\.out|\.err)?(?:[.-](\d{1,3}|\d{4}-?\d\d-?\d\d(?:[-T_]?\d{2,6})?))?(\.(?:gz|zst|bz2|xz))?$"

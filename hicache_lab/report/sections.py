@@ -11,6 +11,7 @@ from hicache_lab import __version__
 from hicache_lab.casefile import Case, audit, levers
 from hicache_lab.figures.incident import incident_figure
 from hicache_lab.incident import Facts
+from hicache_lab.incident.diagnosis import also_in
 from hicache_lab.incident.facts import Evidence, RunFacts, run_facts
 from hicache_lab.incident.findings import Finding
 from hicache_lab.launch import parse_launch
@@ -211,8 +212,9 @@ def _arithmetic(seen: RunFacts, origin: str) -> tuple[tuple[str, str, str], ...]
 
 def _evidence(post: Postmortem, document: Document) -> None:
     document.add(Heading("Evidence"))
-    for finding in post.diagnosis.findings:
-        document.add(Heading(f"{finding.cause} ({finding.role}, {finding.confidence} confidence)", 3))
+    for finding, others in post.diagnosis.grouped():
+        launch = f", launch {finding.run}{also_in(others)}" if len(post.facts.log.runs) > 1 else ""
+        document.add(Heading(f"{finding.cause} ({finding.role}, {finding.confidence} confidence{launch})", 3))
         lines = [f"{_place(evidence)}  {evidence.text}" for evidence in finding.evidence[:_EXCERPT]]
         more = len(finding.evidence) - _EXCERPT
         document.add(Code("\n".join([*lines, *([f"… and {more} more lines"] if more > 0 else [])])))
@@ -222,7 +224,7 @@ def _evidence(post: Postmortem, document: Document) -> None:
 
 def _factors(post: Postmortem, document: Document) -> None:
     document.add(Heading("Contributing factors and consequences"))
-    rest = post.diagnosis.findings[1:]
+    rest = [finding for finding, _ in post.diagnosis.grouped()][1:]
     if rest:
         document.add(Table(("what", "role", "explanation"), tuple((f.cause, f.role, f.explanation) for f in rest)))
     document.add(
@@ -268,7 +270,7 @@ def _caught(post: Postmortem, document: Document) -> None:
 
 def _actions(post: Postmortem, document: Document) -> None:
     document.add(Heading("Action items"))
-    causes = [finding for finding in post.diagnosis.findings if finding.role != "consequence"]
+    causes = [finding for finding, _ in post.diagnosis.grouped() if finding.role != "consequence"]
     rows = [(f"{number}", remedy, "…", "…") for number, remedy in enumerate(_remedies(causes), 1)]
     rows.append((f"{len(rows) + 1}", "run hicache-lab preflight in the start script, before the server", "…", "…"))
     rows.append(
@@ -325,6 +327,8 @@ def _unknown(post: Postmortem, document: Document) -> None:
         items.append("memory over time: no series was given")
     if not post.facts.kernel:
         items.append("what the kernel did: no kernel log was given")
+    if post.diagnosis.warning:
+        items.append(post.diagnosis.warning)
     if post.why_no_answer:
         items.append(f"what preflight would have said: {post.why_no_answer}")
     assumed = [name for name, fact in post.case.facts.items() if fact.origin == "assumed"] if post.case else []
