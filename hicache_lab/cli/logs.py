@@ -62,7 +62,8 @@ def not_sglang(names: list[str], lines: int | None) -> str:
 
 
 def _follow(args: argparse.Namespace) -> int:
-    from hicache_lab.logs.collect import follow_events, said_by_sglang
+    from hicache_lab.logs.collect import follow_events
+    from hicache_lab.logs.origin import said_by_sglang
     from hicache_lab.logs.prefix import printable
     from hicache_lab.logs.summary import event_json
 

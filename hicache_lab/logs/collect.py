@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.assemble import Assembler
+from hicache_lab.logs.origin import said_by_sglang
 from hicache_lab.logs.reader import Source, arrays, begins_with_record, chunks, follow, sources
 from hicache_lab.logs.run import Run
 
@@ -23,57 +24,9 @@ if TYPE_CHECKING:
     from hicache_lab.logs.columns import ColumnStore
     from hicache_lab.logs.scanner import Rows, Scan, Scanner
 
-# what only SGLang says; a Python traceback, an access log or a kernel line alone does not make an SGLang log
-_OWN = frozenset(
-    {
-        "server_args",
-        "device_pool",
-        "capacity",
-        "host_pool",
-        "host_refusal",
-        "host_smaller",
-        "host_sizing",
-        "host_pressure",
-        "pin_failure",
-        "rewrite",
-        "storage",
-        "batch",
-        "retraction",
-        "token_shortage",
-        "turned_away",
-        "process_death",
-        "request_stats",
-    }
-)
 # below this the patient parser alone is faster than loading the byte scanner
 _PATIENT_BYTES = 6 << 20
 _USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage")
-_OWN_MILESTONES = frozenset(
-    {
-        "ready",
-        "weights_begin",
-        "weights_end",
-        "dist_begin",
-        "dist_end",
-        "memory_baseline",
-        "pool_end",
-        "tree_init",
-        "graph_begin",
-        "graph_end",
-        "timings",
-    }
-)
-
-
-def said_by_sglang(event: ev.Event) -> bool:
-    """Whether only an SGLang server says this: by the statement, or by a rank in the record's prefix."""
-    if event.kind in _OWN or event.rank.tags:
-        return True
-    if isinstance(event, ev.Failure):
-        return event.process is not None
-    if isinstance(event, ev.Stall):
-        return event.name in ("sigquit", "watchdog", "health_check")
-    return isinstance(event, ev.Milestone) and event.name in _OWN_MILESTONES
 
 
 @dataclass
