@@ -9,7 +9,7 @@ import pytest
 
 from hicache_lab.cli import main
 from hicache_lab.errors import InputError
-from hicache_lab.incident import RULES, Diagnosis, diagnose, gather, read_memory
+from hicache_lab.incident import RULES, Diagnosis, Facts, diagnose, gather, read_memory
 from hicache_lab.incident.kernel import read_kernel_log
 from hicache_lab.incident.timeline import timeline
 from hicache_lab.incident.watch import CrashSafeFile, process_share, samples
@@ -162,8 +162,43 @@ def test_side_pool_refused_on_top_of_the_flag(tmp_path: Path) -> None:
         "20.00 GB free."
     )
     log = server(tmp_path, pool("TP0", 150), side, args="tp_size=1, hicache_size=150")
-    causes = dict(found(log))
-    assert causes["side_pools"] == "cause"
+    assert found(log) == [("side_pools", "cause"), ("guard_refusal", "contributing")]
+    first = result(log).first
+    assert first is not None
+    assert "150.00 GB of KV pools and then 34.38 GB of dsa_indexer, which the check refused" in first.explanation
+    # (20 free + 150 given) / (1 + 34.38/150)
+    assert first.remedy == "--hicache-size 138 or less per rank, the other pools counted (1.23 × the flag)"
+    other = server(tmp_path, pool("TP0", 150), pool("TP1", 150), side, args="tp_size=2, hicache_size=150")
+    first = result(other, release="0.5.14").first
+    assert first is not None
+    assert "--hicache-size 69 or less per rank" in first.remedy
+    assert "up to 130 if all pools shown were in memory by then" in first.remedy
+
+
+def test_pools_larger_than_the_whole_host_need_no_series(tmp_path: Path) -> None:
+    dead = "[2026-01-02 03:04:20] Rank 3 scheduler is dead. Exit code: -9"
+    log = server(tmp_path, *(pool(f"TP{n}", 65.9) for n in range(4)), dead, args="tp_size=4, hicache_size=0")
+    first = result(log, host_ram_bytes=256 * GB).first
+    assert first is not None
+    assert (first.cause, first.confidence) == ("aggregate_overcommit", "high")
+    assert "263.60 GB (245.50 GiB); there are 256.00 GB (stated) in all" in first.explanation
+    # on a larger host they are not the reason, and the reader is told where to look
+    first = result(log, host_ram_bytes=1000 * GB).first
+    assert first is not None
+    assert first.cause == "kernel_oom_kill"
+    assert "The host pools alone (263.60 GB) fit 1,000.00 GB (stated)" in first.explanation
+
+
+def test_a_statement_right_behind_an_exception_is_not_swallowed(tmp_path: Path) -> None:
+    oom = (
+        AT.format(6, "TP1") + "Scheduler hit an exception: Traceback (most recent call last):\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    )
+    nccl = (
+        "[rank0]:[E102 03:14:05.678 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
+    )
+    assert found(server(tmp_path, oom, nccl)) == [("gpu_oom", "cause"), ("collective_timeout", "consequence")]
 
 
 def test_side_pools_decide_where_the_flag_alone_fits(tmp_path: Path) -> None:
@@ -218,6 +253,166 @@ def test_container_limit_from_the_kernel(tmp_path: Path) -> None:
     assert d.first is not None
     assert (d.first.cause, d.first.role) == ("container_limit", "cause")
     assert {f.cause: f.role for f in d.findings}["kernel_oom_kill"] == "consequence"
+
+
+CGROUP_KILL = (
+    "Jan 02 {time} node1 kernel: [12345.678901] Memory cgroup out of memory: Killed process 999 ({comm}) "
+    "total-vm:8000000kB, anon-rss:4000000kB, file-rss:0kB, shmem-rss:0kB\n"
+)
+
+
+def test_a_foreign_container_killed_meanwhile_is_no_cause(tmp_path: Path) -> None:
+    log = server(
+        tmp_path, pool("TP0", 30), pool("TP1", 30), AT.format(20, "TP0") + "The server is fired up and ready to roll!"
+    )
+    kernel = tmp_path / "kern.log"
+    kernel.write_text(CGROUP_KILL.format(time="03:04:10", comm="java"))
+    assert found(log, kernel_logs=[str(kernel)]) == []
+    kernel.write_text(CGROUP_KILL.format(time="03:04:10", comm="sglang::schedul"))
+    assert found(log, kernel_logs=[str(kernel)])[0] == ("container_limit", "cause")
+
+
+FREE = (
+    "               total        used        free      shared  buff/cache   available\n"
+    "Mem:          428199       22000      380000         100       26199      385284\n"
+)
+
+
+def test_a_folder_and_a_heap_of_files_are_sorted_by_their_content(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"server.log": "server.log", "kernel.log": "what-the-kernel-said.txt", "memory.csv": "numbers.txt"}
+    for name, copy in names.items():
+        (tmp_path / copy).write_bytes((SEED / name).read_bytes())
+    (tmp_path / "notes.md").write_text("Allocating 300.00 GB host memory for hierarchical KV cache.\n")
+    expected = [(f.cause, f.role, f.confidence) for f in diagnose(_seed_facts()).findings]
+    assert [(f.cause, f.role, f.confidence) for f in result(str(tmp_path)).findings] == expected
+    heap = diagnose(gather([str(tmp_path / copy) for copy in reversed(names.values())]))
+    assert [(f.cause, f.role, f.confidence) for f in heap.findings] == expected
+    assert {f.run for f in heap.findings} == {1}
+    assert main(["parse", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert "run 2" not in captured.out
+    assert "what-the-kernel-said.txt: a kernel log or memory series, left out" in captured.err
+    (tmp_path / "numbers.txt").write_text(FREE)
+    first = result(str(tmp_path)).first
+    assert first is not None
+    assert "there are 449.00 GB (memory samples)" in first.explanation
+    assert "--hicache-size 54 at most (8 × 54 GB = 432 GB of 449.00 GB there in all" in first.remedy
+
+
+def test_a_server_log_in_a_folder_needs_no_name(tmp_path: Path) -> None:
+    (tmp_path / "stdout").write_bytes((SEED / "server.log").read_bytes())
+    (tmp_path / "core.4123").write_bytes(bytes(range(256)) * 99)
+    assert found(str(tmp_path), host_ram_bytes=449 * GB)[0] == ("per_rank_size", "cause")
+
+
+def _seed_facts() -> Facts:
+    return gather([str(SEED / "server.log")], kernel_logs=[str(SEED / "kernel.log")], memory=[str(SEED / "memory.csv")])
+
+
+def test_a_journal_of_the_whole_machine_is_a_server_log_too(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.txt"
+    kernel = "Jan 02 03:04:{:02d} node1 kernel: [{}.000000] usb 1-1: new device\n"
+    lines = [pool("TP0", 300), pool("TP1", 300)]
+    kill = CGROUP_KILL.format(time="03:04:30", comm="sglang::schedul").replace("Memory cgroup out", "Out")
+    journal.write_text(
+        "".join(kernel.format(n % 60, n) for n in range(2000))
+        + "".join(f"Jan 02 03:04:05 node1 python3[17]: {line}\n" for line in lines)
+        + kill
+    )
+    assert found(str(journal), host_ram_bytes=449 * GB)[0] == ("per_rank_size", "cause")
+
+
+@pytest.mark.parametrize("uid", ["", ", UID 0,"])
+def test_kill_of_an_old_kernel_takes_its_sizes_from_the_next_line(uid: str, tmp_path: Path) -> None:
+    path = tmp_path / "dmesg.txt"
+    path.write_text(
+        "[12345.678904] Out of memory: Kill process 4123 (python3) score 905 or sacrifice child\n"
+        f"[12345.678905] Killed process 4123{uid} (python3) total-vm:9kB, anon-rss:53kB, file-rss:4kB, shmem-rss:1kB\n"
+    )
+    (kill,) = read_kernel_log(str(path)).kills
+    assert (kill.pid, kill.comm, kill.resident_bytes, kill.where.line) == (4123, "python3", 58 * KIB, 1)
+
+
+def test_a_kernel_log_that_is_none_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nginx.log"
+    path.write_text('10.0.0.1 - - [02/Jan/2026:03:04:05 +0000] "GET / HTTP/1.1" 200 612\n')
+    assert read_kernel_log(str(path)).kills == ()
+    assert "no line of it looks like the kernel's" in capsys.readouterr().err
+    path.write_text("Jan 20 09:17:50 gpu1 kernel: usb 1-1: new device\n")
+    read_kernel_log(str(path))
+    path.write_text("")
+    read_kernel_log(str(path))
+    assert capsys.readouterr().err == ""
+
+
+def test_kernel_clock_in_another_zone(tmp_path: Path) -> None:
+    log = server(tmp_path, pool("TP0", 300), pool("TP1", 300), args="tp_size=2, hicache_size=300")
+    kernel = tmp_path / "kern.log"
+    line = "[Fri Jan  2 {time} 2026] Out of memory: Killed process 4123 ({comm}) total-vm:1kB, anon-rss:9000000kB\n"
+    kernel.write_text(line.format(time="12:04:30", comm="sglang::schedul"))
+    facts = gather([log], kernel_logs=[str(kernel)])
+    first, second, *_ = diagnose(facts).findings
+    assert (first.cause, second.cause, second.confidence) == ("per_rank_size", "kernel_oom_kill", "medium")
+    assert "9 h after the end of the server log" in second.explanation
+    (kill,) = [moment for moment in timeline(facts) if moment.source == "kernel"]
+    assert f"{kill.at:%H:%M:%S}" == "03:04:30"
+    assert "its clock says 12:04:30" in kill.what
+    # a clock that no zone explains is said, not dropped; another machine's database is neither
+    kernel.write_text(line.format(time="12:17:30", comm="sglang::schedul"))
+    (distant,) = [f for f in result(log, kernel_logs=[str(kernel)]).findings if f.cause == "kernel_oom_kill"]
+    assert (distant.weight, distant.confidence) == ("note", "low")
+    assert "2026-01-02 12:17:30" in distant.explanation
+    kernel.write_text(line.format(time="12:04:30", comm="mysqld"))
+    assert ("kernel_oom_kill", "cause") not in found(log, kernel_logs=[str(kernel)])
+
+
+def test_undated_kill_belongs_to_the_launch_that_was_killed(tmp_path: Path) -> None:
+    dead = [pool("TP0", 300), pool("TP1", 300), AT.format(9, "").rstrip() + " Rank 0 scheduler is dead. Exit code: -9"]
+    one = Path(server(tmp_path, *dead, args="tp_size=2, hicache_size=300", name="a.log")).read_text()
+    two = Path(server(tmp_path, pool("TP0", 30), pool("TP1", 30), args="tp_size=2, hicache_size=30", name="b.log"))
+    log = tmp_path / "both.log"
+    log.write_text(
+        one
+        + two.read_text().replace("03:04", "03:14")
+        + "[2026-01-02 03:15:00] The server is fired up and ready to roll!\n"
+    )
+    kernel = tmp_path / "dmesg.txt"
+    kernel.write_text(
+        "[12345.678901] Out of memory: Killed process 4123 (sglang::schedul) total-vm:1kB, anon-rss:9kB\n"
+    )
+    findings = result(str(log), kernel_logs=[str(kernel)], host_ram_bytes=449 * GB).findings
+    assert findings[0].cause == "per_rank_size"
+    assert {finding.run for finding in findings} == {1}
+
+
+def test_a_request_that_fails_is_not_a_server_that_fails(tmp_path: Path) -> None:
+    error = (
+        "[2026-01-02 03:05:00] Exception in ASGI application\nTraceback (most recent call last):\nValueError: too long"
+    )
+    ready = "[2026-01-02 03:04:30] The server is fired up and ready to roll!"
+    after = "[2026-01-02 03:06:00 TP0] Decode batch, #running-req: 8, #token: 500, token usage: 0.43"
+    (finding,) = result(server(tmp_path, ready, error, after)).findings
+    assert (finding.cause, finding.weight, finding.confidence) == ("unclassified_exception", "note", "low")
+    assert "it went on serving" in finding.explanation
+    quit_line = "[2026-01-02 03:06:01] Received sigquit from a child process. It usually means the child failed."
+    first = result(server(tmp_path, ready, error, after, quit_line)).first
+    assert first is not None
+    assert (first.cause, first.weight) == ("unclassified_exception", "failure")
+
+
+def test_per_rank_size_is_suspected_where_a_launch_died_and_nothing_else_says_why(tmp_path: Path) -> None:
+    pools = [pool("TP0", 300), pool("TP1", 300)]
+    quit_line = "[2026-01-02 03:04:09] Received sigquit from a child process. It usually means the child failed."
+    args = "tp_size=2, hicache_size=300"
+    first = result(server(tmp_path, *pools, quit_line, args=args)).first
+    assert first is not None
+    assert (first.cause, first.confidence) == ("per_rank_size", "low")
+    # a log that merely ends there may be the head of a healthy one
+    (only,) = result(server(tmp_path, *pools, args=args)).findings
+    assert (only.cause, only.confidence) == ("stopped_during_allocation", "low")
+    assert "2 × 300 GB: the flag is per rank" in only.explanation
 
 
 def test_hugepages_hide_memory(tmp_path: Path) -> None:
@@ -338,6 +533,32 @@ def test_memory_forms(form: str, tmp_path: Path) -> None:
         assert [s.at.second for s in read if s.at] == [5, 7]
 
 
+VMSTAT = " r  b   swpd   free   buff  cache   si   so\n 1  0      0 {} {} {}    0    0\n 1  0      0 {} 1 1    0    0\n"
+
+
+def test_unit_of_vmstat_is_told_by_what_was_ever_free(tmp_path: Path) -> None:
+    path = tmp_path / "vmstat.txt"
+    path.write_text(VMSTAT.format(389120000, 1024, 26827776, 5120000))
+    assert [s.free_bytes for s in read_memory(str(path))] == [389120000 * KIB, 5120000 * KIB]
+    path.write_text(VMSTAT.format(380000, 1, 26199, 5000))
+    assert [s.free_bytes for s in read_memory(str(path))] == [380000 * MIB, 5000 * MIB]
+
+
+def test_damaged_numbers_in_a_memory_series_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "series"
+    path.write_text("time;total_bytes;available_bytes\n2026-01-20 09:14:01;inf;nan\n2026-01-20 09:14:02;449;1e9x\n")
+    (sample,) = read_memory(str(path))
+    assert (sample.total_bytes, sample.available_bytes) == (449, None)
+    held = [{"pid": None, "rss_bytes": 6}, {"pid": 7, "rss_bytes": 5, "pss_bytes": "x"}, 3]
+    path.write_text(
+        json.dumps({"total_bytes": 449, "processes": held}) + "\n" + json.dumps({"total_bytes": 1, "processes": 3})
+    )
+    samples_read = read_memory(str(path))
+    assert [[(p.pid, p.rss_bytes, p.pss_bytes) for p in s.processes] for s in samples_read] == [[(7, 5, None)], []]
+    path.write_text("node_memory_MemTotal_bytes 1e\nnode_memory_MemAvailable_bytes 4e9\n")
+    assert read_memory(str(path))[0].available_bytes == 4 * GB
+
+
 def test_unknown_memory_form_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("hello\n1,2,3\n")
@@ -396,3 +617,24 @@ def test_terminal_escapes_in_a_log_are_shown_not_obeyed(tmp_path: Path, capsys: 
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "\x9b" not in out
+
+
+def test_a_crash_loop_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = (FIXTURES / "0.5.23-guard-tp2-size5.server.log").read_text()
+    (tmp_path / "loop.log").write_text(one * 20)
+    assert main(["diagnose", str(tmp_path / "loop.log"), "--json"]) == 3
+    assert len(json.loads(capsys.readouterr().out)["findings"]) == 40
+    assert main(["diagnose", str(tmp_path / "loop.log")]) == 3
+    text = capsys.readouterr().out
+    assert text.count("guard_refusal  [cause") == 1
+    assert "run 1, and in 19 more: 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13 …" in text
+
+
+def test_a_release_that_was_not_examined_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    log = str(FIXTURES / "0.5.23-guard-tp2-size5.server.log")
+    assert main(["diagnose", log, "--sglang-version", "0.9.9", "--json"]) == 3
+    captured = capsys.readouterr()
+    assert "0.9.9" in captured.err
+    assert json.loads(captured.out)["warning"] == captured.err.strip()
+    assert main(["diagnose", log, "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["warning"] is None

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import json
+import lzma
+import os
+import threading
+import zlib
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,11 +20,14 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hicache_lab.cli import main
+from hicache_lab.errors import InputError, UsageError
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.assemble import Assembler
 from hicache_lab.logs.collect import follow_events, read_events, read_log
 from hicache_lab.logs.prefix import records
-from hicache_lab.logs.reader import sources
+from hicache_lab.logs.reader import arrays, sources
+from hicache_lab.logs.summary import to_json
 from hicache_lab.units import GB, GIB, KIB, MIB
 
 FIXTURES = Path(__file__).parent / "fixtures" / "logs"
@@ -329,6 +339,46 @@ def test_encoding_and_compression_change_nothing(path: Path, encoding: str, tmp_
     assert len(strip) > 8
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
+def test_standard_input_and_a_pipe_are_unpacked_too(
+    pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = pack((FIXTURES / "0.5.10-guard-tp2-size5.server.log").read_bytes())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))  # type: ignore[arg-type]
+    assert main(["parse", "-"]) == 0
+    assert "-: 74 lines, 18 recognised" in capsys.readouterr().out
+    # what the shell makes of <(zcat server.log.gz)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(data,))
+    writer.start()
+    assert main(["diagnose", str(pipe), "--json"]) == 0
+    writer.join()
+    assert json.loads(capsys.readouterr().out)["lines"] == 74
+
+
+def test_a_cut_or_damaged_compressed_file_gives_what_it_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (FIXTURES / "0.5.23-llama-tp2-hicache.server.log").read_bytes()
+    packed = gzip.compress(text)
+    path = tmp_path / "a.log.gz"
+    cut = packed[: len(packed) * 9 // 10]
+    held = zlib.decompressobj(31).decompress(cut).count(b"\n") + 1
+    assert held > 100
+    for content, lines, says in (
+        (cut, held, "ends early; using what could be read"),
+        (packed[:-8] + b"\0" * 8, text.count(b"\n"), "damaged: CRC check failed"),
+    ):
+        path.write_bytes(content)
+        log = read_log(path)
+        assert (log.lines, len(log.runs)) == (lines, 1)
+        assert says in capsys.readouterr().err
+    path.write_bytes(b"\x1f\x8bnothing of the kind")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_log(path)
+
+
 def test_real_two_rank_log() -> None:
     log = read_log(FIXTURES / "0.5.10-guard-tp2-size6-touched.server.log")
     (run,) = log.runs
@@ -352,6 +402,59 @@ def test_rotated_set_is_one_stream_in_order_of_time(tmp_path: Path) -> None:
     assert len(log.runs) == 1
     assert log.runs[0].batches == whole.runs[0].batches or log.runs[0].batches.decode == whole.runs[0].batches.decode
     assert log.recognised_lines == whole.recognised_lines
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_record_cut_by_the_rotation_is_joined(patient: bool, tmp_path: Path) -> None:
+    whole = (FIXTURES / "0.5.23-llama-tp2-hicache.server.log").read_bytes()
+    for cut in (20_000, 30_001, whole.index(b"Allocating") + 12):
+        (tmp_path / "s.log.1").write_bytes(whole[:cut])
+        (tmp_path / "s.log").write_bytes(whole[cut:])
+        log, same = read_log(tmp_path, patient=patient), read_log(FIXTURES / "0.5.23-llama-tp2-hicache.server.log")
+        assert (log.lines, log.recognised_lines) == (same.lines, same.recognised_lines)
+        assert [(e.kind, e.text) for e in log.events()] == [(e.kind, e.text) for e in same.events()]
+        assert len(list(read_events(tmp_path))) == same.recognised_lines
+    # a server that was killed within its line, and the next one's log: nothing to join
+    (tmp_path / "s.log.1").write_text(RECORD + "\n" + RECORD[:40])
+    (tmp_path / "s.log").write_text(RECORD.replace("TP1", "TP2") + "\n")
+    log = read_log(tmp_path, patient=patient)
+    assert log.lines == 3
+    assert [run.host_bytes_by_rank() for run in log.runs] == [{"TP1": 300 * GB, "TP2": 300 * GB}]
+
+
+REFUSED = (
+    "[2026-01-02 03:04:05 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+    '  File "memory_pool_host.py", line 1, in __init__\n'
+    "ValueError: Not enough host memory available. Requesting 300.00 GB but only have 54.28 GB free. Please reduce it."
+)
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["Nov 29 17:00:{:02d} ", '2026-11-29T17:00:{:02d}Z\t{{app="sglang"}}\t', "<6>gpu-{:02d} sglang: ", "{:02d} # "],
+)
+def test_lines_of_a_record_behind_an_unknown_prefix(before: str) -> None:
+    (event,) = parse("\n".join(before.format(n) + line for n, line in enumerate(REFUSED.split("\n"), 8)))
+    assert isinstance(event, ev.HostRefusal)
+    assert (event.requested_bytes, event.free_bytes, event.rank.label) == (300 * GB, round(54.28 * GB), "TP0")
+
+
+@pytest.mark.parametrize("key", ["log", "MESSAGE", "message", "msg"])
+def test_lines_wrapped_in_json(key: str) -> None:
+    (event,) = parse("\n".join(json.dumps({"_PID": "5", key: line}) for line in REFUSED.split("\n")))
+    assert isinstance(event, ev.HostRefusal)
+    assert (event.free_bytes, event.rank.label) == (round(54.28 * GB), "TP0")
+    assert parse('{"message": 5}\n{"message": "x"\n{"msg": null}') == []
+    assert parse(json.dumps({"event": "request.received", "obj": {"text": f"why {RECORD}"}})) == []
+
+
+def test_a_file_without_lines_is_read_in_bounded_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "core"
+    path.write_bytes(b"a" * 1_000_000 + RECORD.encode() + b"\n")
+    monkeypatch.setattr("hicache_lab.logs.reader._MAX_LINE", 100_000)
+    sizes = [len(piece) for piece in arrays(str(path), size=10_000)]
+    assert sum(sizes) == 1_000_000 + len(RECORD) + 1
+    assert max(sizes) < 120_000
 
 
 def test_interrupted_reading_keeps_what_it_has(tmp_path: Path) -> None:
@@ -395,6 +498,114 @@ def test_follow_reads_a_growing_and_a_replaced_file(tmp_path: Path) -> None:
 
     found = list(follow_events(str(path), stop=stop, poll_s=0.0))
     assert [event.rank.label for event in found] == ["TP1", "TP5"]
+
+
+def test_follow_shows_the_last_statement_before_another_comes(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(RECORD + "\n")
+    looks: list[int] = []
+
+    def stop() -> bool:
+        looks.append(1)
+        return len(looks) > 4
+
+    events = follow_events(str(path), stop=stop, poll_s=0.0)
+    assert next(events).rank.label == "TP1"
+    # a server that is killed says nothing more: its last line must not wait for one
+    assert len(looks) < 4
+
+
+def test_follow_reads_utf16_and_refuses_a_compressed_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes((RECORD + "\r\n").encode("utf-16"))
+    (event,) = follow_events(str(path), stop=lambda: True, poll_s=0.0)
+    assert event.rank.label == "TP1"
+    path.write_bytes(gzip.compress(RECORD.encode()))
+    with pytest.raises(UsageError, match="compressed"):
+        list(follow_events(str(path), stop=lambda: True, poll_s=0.0))
+
+
+def test_follow_of_what_is_not_sglang_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text, code in ((RECORD + "\n", 0), ('10.0.0.1 - - "GET / HTTP/1.1" 200 612\n', 1)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert main(["parse", "--follow", "-"]) == code
+    assert "nothing in it is known from an SGLang server" in capsys.readouterr().err
+
+
+NOT_NUMBERS = [
+    "Decode batch, #running-req: 1, token usage: 0.50, gen throughput (token/s): 5",
+    "Decode batch, #running-req: 2, token usage: 0.50, gen throughput (token/s): 7",
+    "Decode batch, #running-req: inf, token usage: inf, gen throughput (token/s): inf",
+    "Decode batch, #running-req: nan, token usage: nan, gen throughput (token/s): nan",
+    "Prefill batch, #new-seq: 1, #new-token: inf, #cached-token: nan, token usage: nan",
+    "Prefill batch, #new-seq: 1, #new-token: 10, #cached-token: 30, token usage: 0.10",
+]
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_infinite_and_undefined_values_stay_out_of_the_sums(patient: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("".join(f"[2026-01-02 03:04:05 TP0] {line}\n" for line in NOT_NUMBERS))
+    log = read_log(path, columns=True, patient=patient)
+    (run,) = json.loads(json.dumps(to_json(log), allow_nan=False))["runs"]
+    assert (run["peaks"]["token_usage"]["value"], run["peaks"]["running_req"]["value"]) == (0.5, 2)
+    throughput = run["throughput"]
+    assert (throughput["mean_token_s"], throughput["max_token_s"], throughput["decode_lines"]) == (7, 7, 1)
+    assert (run["cached_tokens"], run["new_tokens"], run["hit_ratio"]) == (30, 10, 0.75)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_batches_that_every_tp_rank_prints_count_once(patient: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    line = "Prefill batch, #new-seq: 1, #new-token: 10, #cached-token: 30, token usage: 0.10\n"
+    path.write_text("".join(f"[2026-01-02 03:04:05 DP{dp} TP{tp}] {line}" for dp in (0, 1) for tp in (0, 1, 2, 3)))
+    (run,) = read_log(path, patient=patient).runs
+    assert (run.batches.prefill, run.batches.cached_tokens, run.batches.new_tokens) == (8, 60, 20)
+
+
+def test_shortened_sizes_and_a_full_stop_behind_a_word() -> None:
+    (pool,) = parse("[2026-01-02 03:04:05 TP0] KV Cache is allocated. #tokens: 100, K 1.50 GB, V 1.25 GB")
+    assert isinstance(pool, ev.DevicePool)
+    assert (pool.tokens, pool.k_bytes, pool.v_bytes) == (100, 3 * GIB // 2, 5 * GIB // 4)
+    (host,) = parse("[2026-01-02 03:04:05 TP0] Allocating 35.25 GB host memory for DSA indexer, layout=page_first.")
+    assert isinstance(host, ev.HostPool)
+    assert host.layout == "page_first"
+    (capacity,) = parse("[2026-01-02 03:04:05 TP0] max_total_num_tokens=1e5, context_len=4096")
+    assert isinstance(capacity, ev.Capacity)
+    # not one token, whatever else it may be
+    assert (capacity.max_total_num_tokens, capacity.context_len) == (None, 4096)
+
+
+def test_a_pasted_traceback_of_sglang_is_an_sglang_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "paste.txt"
+    for text in (
+        "[2026-01-02 03:04:05] Received sigquit from a child process. It usually means the child failed.\n",
+        "[2026-01-02 03:04:05 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "a.py", line 1, in x\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
+    ):
+        path.write_text(text)
+        assert main(["parse", str(path)]) == 0, text
+    path.write_text("[2026-01-02 03:04:05] Engine startup timings: load_weight=1.00s, scheduler_e2e=2.00s\n")
+    assert main(["parse", str(path)]) == 0
+    path.write_text("Traceback (most recent call last):\nValueError: x\n")
+    assert main(["parse", str(path)]) == 1
+    path.write_text("")
+    assert main(["parse", str(path)]) == 1
+    assert "paste.txt: empty;" in capsys.readouterr().err
+
+
+def test_parse_shows_control_characters_and_does_not_obey_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(f"[2026-01-02 03:04:05] server_args=ServerArgs(model_path='a\x9b31mb', tp_size=1)\n{RECORD}\n")
+    assert main(["parse", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "\x9b" not in text
+    assert "a�31mb" in text
 
 
 def test_arguments_of_a_cut_or_hostile_line() -> None:

@@ -210,3 +210,12 @@ def test_report_of_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "host_gb" in text
     assert "2,400" in text
     capsys.readouterr()
+
+
+def test_times_of_several_days_carry_their_date(tmp_path: Path) -> None:
+    text = (data_dir() / "incidents" / "kimi-k25-hicache-300" / "server.log").read_text(encoding="utf-8")
+    (tmp_path / "server.log").write_text(text + text.replace("2026-01-20", "2026-01-21"), encoding="utf-8")
+    markdown = to_document(postmortem(tmp_path / "server.log")).to_markdown()
+    assert "| 2026-01-20 09:14:02 | server | launch" in markdown
+    assert "| 2026-01-21 09:14:02 | server | launch" in markdown
+    assert "| when | 2026-01-20 09:14:02 – 2026-01-21 09:17:55 (UTC, as printed) |" in markdown

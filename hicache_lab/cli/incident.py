@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hicache_lab.errors import UsageError
+from hicache_lab.logs.prefix import printable
 
 if TYPE_CHECKING:
     from hicache_lab.incident import Diagnosis, Facts, Finding
@@ -24,7 +25,9 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     elif command == "report":
         _report_arguments(parser)
     else:
-        parser.add_argument("logs", nargs="+", metavar="LOG", help="server log, rotated set, directory, or -")
+        parser.add_argument(
+            "logs", nargs="+", metavar="LOG", help="server logs, kernel logs, memory series, a folder of them, or -"
+        )
         add_facts(parser)
         parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -70,6 +73,8 @@ def run(command: str, args: argparse.Namespace) -> int:
     from hicache_lab.incident import diagnose
 
     result = diagnose(gather_from(args, args.logs))
+    if result.warning:
+        print(result.warning, file=sys.stderr)
     print(json.dumps(result.to_json(), indent=2) if args.json else diagnosis_text(result))
     return 3 if result.findings else 0
 
@@ -80,8 +85,8 @@ def diagnosis_text(result: Diagnosis) -> str:
     if not result.findings:
         out.append(f"no finding  {result.recognised_lines:,} statements recognised in {result.lines:,} lines")
     many = len(result.facts.log.runs) > 1
-    for number, finding in enumerate(result.findings, 1):
-        out += _finding_text(number, finding, with_run=many)
+    for number, (finding, others) in enumerate(result.grouped(), 1):
+        out += _finding_text(number, finding, others, with_run=many)
     missing = [f"{cause} ({looks_for})" for cause, looks_for in result.not_found()]
     if missing:
         out.append("looked for and not found:")
@@ -89,8 +94,10 @@ def diagnosis_text(result: Diagnosis) -> str:
     return "\n".join(out)
 
 
-def _finding_text(number: int, finding: Finding, *, with_run: bool) -> list[str]:
-    run = f"  run {finding.run}" if with_run else ""
+def _finding_text(number: int, finding: Finding, others: tuple[int, ...], *, with_run: bool) -> list[str]:
+    from hicache_lab.incident.diagnosis import also_in
+
+    run = f"  run {finding.run}{also_in(others)}" if with_run else ""
     out = [f"{number}. {finding.cause}  [{finding.role}, {finding.confidence} confidence]{run}"]
     out += _wrap(finding.explanation, "   ")
     out += _wrap(f"do: {finding.remedy}", "   ")
@@ -99,13 +106,6 @@ def _finding_text(number: int, finding: Finding, *, with_run: bool) -> list[str]
     if len(finding.evidence) > 6:
         out.append(f"     … {len(finding.evidence) - 6} more lines (--json)")
     return [*out, ""]
-
-
-def printable(text: str) -> str:
-    """Log text for a terminal: control characters are shown, not obeyed."""
-    return "".join(
-        char if char.isprintable() else " " if char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
-    )
 
 
 def _wrap(text: str, indent: str) -> list[str]:

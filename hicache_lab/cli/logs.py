@@ -29,9 +29,15 @@ def run(_command: str, args: argparse.Namespace) -> int:
     """Read the logs and print what they say."""
     if args.follow:
         return _follow(args)
+    from hicache_lab.incident.folder import sort_files
     from hicache_lab.logs.collect import read_log
     from hicache_lab.logs.summary import to_json, to_text
 
+    files = sort_files(args.logs)
+    if files.logs:
+        args.logs = list(files.logs)
+        for other in (*files.kernel_logs, *files.memory):
+            print(f"{other}: a kernel log or memory series, left out; hicache-lab diagnose reads it", file=sys.stderr)
     with progress(args.logs, quiet=args.no_progress) as on_read:
         log = read_log(args.logs, columns=args.parquet is not None, keep_partial=True, on_read=on_read)
     if log.interrupted:
@@ -47,29 +53,35 @@ def run(_command: str, args: argparse.Namespace) -> int:
     return 130 if log.interrupted else 0
 
 
-def not_sglang(names: list[str], lines: int) -> str:
-    """The message for input without a single line that SGLang prints."""
-    return (
-        f"{', '.join(names)}: {lines:,} lines and none of them is known from an SGLang server (releases 0.4.4 … "
-        f"0.5.23); "
-        "give the server's own log (standard output and standard error)"
-    )
+def not_sglang(names: list[str], lines: int | None) -> str:
+    """The message for input without a single line that SGLang prints; None: nobody counted the lines."""
+    known = "is known from an SGLang server (releases 0.4.4 … 0.5.23)"
+    what = "nothing in it" if lines is None else f"{lines:,} lines and none of them"
+    what = "empty" if lines == 0 else f"{what} {known}"
+    return f"{', '.join(names)}: {what}; give the server's own log (standard output and standard error)"
 
 
 def _follow(args: argparse.Namespace) -> int:
     from hicache_lab.logs.collect import follow_events
+    from hicache_lab.logs.origin import said_by_sglang
+    from hicache_lab.logs.prefix import printable
     from hicache_lab.logs.summary import event_json
 
     if len(args.logs) != 1 or args.parquet is not None:
         raise UsageError("--follow: reads one LOG and writes no parquet; give a single path")
+    own = 0
     for event in follow_events(args.logs[0]):
+        own += said_by_sglang(event)
         if event.kind == "access":
             continue
         if args.json:
             print(json.dumps(event_json(event), allow_nan=False), flush=True)
         else:
             at = event.at.isoformat(sep=" ") if event.at else "-"
-            print(f"{at}  {event.rank.label or '-'}  {event.kind}  {event.text[:200]}", flush=True)
+            print(f"{at}  {event.rank.label or '-'}  {event.kind}  {printable(event.text)[:200]}", flush=True)
+    # only standard input comes to an end by itself
+    if not own:
+        raise InputError(not_sglang(args.logs, None))
     return 0
 
 

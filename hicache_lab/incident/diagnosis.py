@@ -10,6 +10,7 @@ from hicache_lab.errors import InputError
 from hicache_lab.incident import guard_rules, serving_rules, sizing_rules
 from hicache_lab.incident.facts import Facts, run_facts
 from hicache_lab.incident.findings import Finding, Rule
+from hicache_lab.releases import rules_for
 
 _AFTERMATH = frozenset(
     {"process_died", "watchdog", "collective_timeout", "unclassified_exception", "stopped_during_allocation"}
@@ -55,7 +56,7 @@ RULES: tuple[Rule, ...] = (
         "indexer, Mamba, draft or other host pools that the flag does not count",
         sizing_rules.side_pools,
         explains=_MEMORY_END,
-        shares=frozenset({"aggregate_overcommit"}),
+        shares=frozenset({"aggregate_overcommit", "guard_refusal"}),
     ),
     Rule(
         "power_of_two_rounding",
@@ -141,6 +142,25 @@ class Diagnosis:
         """The root cause, as far as it is shown."""
         return self.findings[0] if self.findings else None
 
+    def grouped(self) -> list[tuple[Finding, tuple[int, ...]]]:
+        """Findings as they are told: the first of each cause, with the numbers of the other launches that show it too.
+
+        A container that restarts for hours says the same a hundred times; ``findings`` keeps every one.
+        """
+        others: dict[tuple[str, str, str, str], list[int]] = {}
+        firsts: dict[tuple[str, str, str, str], Finding] = {}
+        for one in self.findings:
+            key = (one.cause, one.role, one.weight, one.confidence)
+            if firsts.setdefault(key, one) is not one and one.run != firsts[key].run:
+                others.setdefault(key, []).append(one.run)
+        return [(one, tuple(others.get(key, ()))) for key, one in firsts.items()]
+
+    @property
+    def warning(self) -> str | None:
+        """Said when the release that was stated was not examined."""
+        stated = self.facts.stated_release
+        return rules_for(stated).warning if stated is not None else None
+
     def not_found(self) -> list[tuple[str, str]]:
         """Rules that found nothing."""
         found = {finding.cause for finding in self.findings}
@@ -153,8 +173,15 @@ class Diagnosis:
             "checked": [cause for cause, _ in self.checked],
             "recognised_lines": self.recognised_lines,
             "looked_for": dict(self.checked),
+            "warning": self.warning,
             "lines": self.lines,
         }
+
+
+def also_in(others: tuple[int, ...]) -> str:
+    """``", and in 3 more: 2, 5, 7"``; nothing for none."""
+    shown = ", ".join(map(str, others[:12])) + (" …" if len(others) > 12 else "")
+    return f", and in {len(others)} more: {shown}" if others else ""
 
 
 def diagnose(facts: Facts) -> Diagnosis:

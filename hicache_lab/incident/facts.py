@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 
+from hicache_lab.incident.folder import Files, sort_files
 from hicache_lab.incident.kernel import KernelLog, read_kernel_log
 from hicache_lab.incident.memory import Sample, lowest, read_memory
 from hicache_lab.logs import events as ev
@@ -200,20 +201,48 @@ class RunFacts:
 
     @property
     def kills(self) -> list[ev.KernelOom]:
-        """Kernel kills that belong to this run: during it or within ten minutes after, or of unknown time."""
-        last = self.run.last
-        found = []
-        for kill in self.facts.kills:
-            if (
-                kill.at is None
-                or last is None
-                or self.run.first is None
-                or self.run.first - timedelta(minutes=1) <= kill.at <= last + timedelta(minutes=10)
-            ):
-                found.append(kill)
-        # without times only the last run can be meant
-        untimed_only = found and all(kill.at is None for kill in found)
-        return [] if untimed_only and self.run is not self.facts.log.runs[-1] else found
+        """Kernel kills that belong to this run: during it or within ten minutes after, or of unknown time.
+
+        A control group's kill of a foreign process says nothing about this server and is left out. Where no kill fits
+        any run by the clock, ``kill_shift`` is tried.
+        """
+        return self._kills[0]
+
+    @property
+    def kill_shift(self) -> timedelta:
+        """What the kernel log's clock must be moved by to fit the server's: whole half hours, or nothing."""
+        return self._kills[1]
+
+    @cached_property
+    def _kills(self) -> tuple[list[ev.KernelOom], timedelta]:
+        ours = [kill for kill in self.facts.kills if _server_like(kill.comm) or not kill.cgroup]
+        timed = [kill for kill in ours if kill.at is not None]
+        found = [kill for kill in timed if _during(kill, self.run)]
+        # without times only one run can be meant
+        if self.run is _ended_badly(self.facts):
+            found += [kill for kill in ours if kill.at is None]
+        if found or any(_during(kill, run) for kill in timed for run in self.facts.log.runs):
+            return found, timedelta()
+        likely = [kill for kill in timed if _server_like(kill.comm)]
+        shifts = [shift for shift in _ZONES if any(_ends(kill, self.run, shift) for kill in likely)]
+        if not shifts:
+            return [], timedelta()
+        return [kill for kill in likely if _during(kill, self.run, shifts[0])], shifts[0]
+
+    @property
+    def distant_kills(self) -> list[ev.KernelOom]:
+        """Kills of a process like this server's that no clock puts into any run, within a day of this one."""
+        runs = list(run_facts(self.facts))
+        if self.run is not self.facts.log.runs[-1] or any(seen.kills for seen in runs):
+            return []
+        first, last, day = self.run.first, self.run.last, timedelta(days=1)
+        if first is None or last is None:
+            return []
+        return [
+            kill
+            for kill in self.facts.kills
+            if kill.at is not None and _server_like(kill.comm) and first - day <= kill.at <= last + day
+        ]
 
     @property
     def was_killed(self) -> bool:
@@ -234,6 +263,35 @@ class RunFacts:
         """What physically bounds the pools: the smaller of the host's RAM and the container's limit."""
         both = [a for a in (self.facts.total, self.facts.container_limit) if a is not None]
         return min(both, key=lambda amount: amount.bytes, default=None)
+
+
+# a container's clock is mostly UTC and its host's is local: time zones differ by whole half hours
+_ZONES = sorted((timedelta(minutes=30 * n) for n in range(-28, 29) if n), key=abs)
+
+
+def _server_like(comm: str | None) -> bool:
+    # the names a process of SGLang has in the kernel's eyes; None: the line does not say
+    return comm is None or comm.startswith(("sglang", "python", "pt_main", "ray::"))
+
+
+def _during(kill: ev.KernelOom, run: Run, shift: timedelta = timedelta()) -> bool:
+    if kill.at is None:
+        return False
+    if run.first is None or run.last is None:
+        return True
+    return run.first - timedelta(minutes=1) <= kill.at + shift <= run.last + timedelta(minutes=10)
+
+
+def _ends(kill: ev.KernelOom, run: Run, shift: timedelta) -> bool:
+    near = timedelta(minutes=5)
+    return kill.at is not None and run.last is not None and abs(kill.at + shift - run.last) <= near
+
+
+def _ended_badly(facts: Facts) -> Run | None:
+    """The last launch with a process that SIGKILL ended, else the last launch."""
+    runs = facts.log.runs
+    killed = [run for run in runs if any(death.killed for death in run.of(ev.ProcessDeath))]
+    return (killed or runs)[-1] if runs else None
 
 
 def _argument_excerpt(text: str) -> str:
@@ -258,7 +316,7 @@ def gather(
     """Read everything that belongs to an incident.
 
     Args:
-        logs: server logs.
+        logs: server logs; kernel logs and memory series among them are told apart by their content.
         kernel_logs: dmesg, journald, syslog.
         memory: memory series.
         host_ram_bytes: RAM of the host, if somebody knows it.
@@ -272,12 +330,15 @@ def gather(
     """
     if release is not None:
         rules_for(release)
-    log = read_log(list(logs))
+    files = sort_files(logs)
+    # a kernel log alone is diagnosed too
+    given = files if files.logs else Files(logs=(*files.kernel_logs, *files.memory))
+    log = read_log(given.logs)
     year = next((run.first.year for run in log.runs if run.first is not None), None)
     return Facts(
         log=log,
-        kernel=tuple(read_kernel_log(path, year=year) for path in kernel_logs),
-        memory=tuple(sample for path in memory for sample in read_memory(path)),
+        kernel=tuple(read_kernel_log(path, year=year) for path in dict.fromkeys((*kernel_logs, *given.kernel_logs))),
+        memory=tuple(sample for path in dict.fromkeys((*memory, *given.memory)) for sample in read_memory(path)),
         stated_total_bytes=host_ram_bytes,
         stated_available_bytes=available_bytes,
         stated_release=release,

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from hicache_lab.incident.facts import Amount, Evidence, RunFacts
 from hicache_lab.incident.findings import Confidence, Finding
-from hicache_lab.incident.room import KV, NOTICEABLE, refused_pools, safe_size, side_factor, size_for, stopped_early
+from hicache_lab.incident.room import (
+    KV,
+    NOTICEABLE,
+    refused_pools,
+    safe_size,
+    side_factor,
+    size_after_refusal,
+    size_for,
+    stopped_early,
+)
 from hicache_lab.logs import events as ev
 from hicache_lab.releases import first_release_with
 from hicache_lab.units import GB, format_both, format_gb
@@ -56,16 +65,10 @@ def guard_refusal(seen: RunFacts) -> Iterator[Finding]:
         numbers = (
             f"The check before the allocation refused {format_gb(asked)} with {format_gb(free)} free ({', '.join(who)})"
         )
-        divides = seen.rule("guard_divides_by_ranks") is True
-        fits = free if divides else (free - seen.reserve_bytes if asked <= free else free) // ranks
         if seen.run.host_pools and seen.run.host_pools[0].rank == first.rank:
             numbers += f"; {first.pool} comes on top of the flag"
-        remedy = (
-            f"--hicache-size {size_for(max(fits, 0), 1)} or less per rank"
-            if fits >= GB
-            else "no whole GB per rank fits: --hicache-ratio with a small device pool, or more host memory"
-        )
-        if divides and ranks > 1:
+        remedy = size_after_refusal(seen, first)
+        if seen.rule("guard_divides_by_ranks") is True and ranks > 1 and first.pool in KV:
             total = (
                 f" A host of this kind needs {format_both(asked * ranks + seen.reserve_bytes)} available for "
                 f"the size asked."
@@ -216,13 +219,23 @@ def pinning_failure(seen: RunFacts) -> Iterator[Finding]:
 def kernel_oom_kill(seen: RunFacts) -> Iterator[Finding]:
     """The kernel's own line, or exit code −9 / 137."""
     if not seen.was_killed:
+        yield from _distant_kill(seen)
         return
     if seen.kills:
         held = [kill.resident_bytes for kill in seen.kills if kill.resident_bytes]
         most = f", the largest holding {format_both(max(held))}" if held else ""
         scope = " in a control group" if any(kill.cgroup for kill in seen.kills) else ""
-        text = f"The kernel ran out of memory{scope} and killed {len(seen.kills)} process(es){most}."
+        names = ", ".join(sorted({kill.comm for kill in seen.kills if kill.comm}))
+        named = f" ({names})" if names else ""
+        text = f"The kernel ran out of memory{scope} and killed {len(seen.kills)} process(es){named}{most}."
         confidence: Confidence = "high"
+        if seen.kill_shift:
+            confidence = "medium"
+            hours = seen.kill_shift.total_seconds() / 3600
+            text += (
+                f" By the clock of the kernel log that was {abs(hours):g} h {'before' if hours > 0 else 'after'} the "
+                f"end of the server log: taken for two time zones."
+            )
     else:
         codes = sorted({death.exit_code for death in seen.deaths if death.exit_code is not None})
         text = (
@@ -231,6 +244,12 @@ def kernel_oom_kill(seen: RunFacts) -> Iterator[Finding]:
             "it is not certain that the kernel sent it."
         )
         confidence = "medium"
+    pools, limit = seen.run.projected_host_bytes, seen.limit
+    if pools >= NOTICEABLE and limit is not None and pools < limit.bytes - seen.reserve_bytes:
+        text += (
+            f" The host pools alone ({format_gb(pools)}) fit {limit}: something else took memory, or a container's "
+            f"limit is lower (/sys/fs/cgroup/memory.max, kubectl describe pod)."
+        )
     evidence = tuple(Evidence.of(e) for e in (*seen.kills[:8], *seen.deaths[:8]))
     if seen.exhausted is not None:
         evidence += (Evidence.of(seen.exhausted),)
@@ -242,6 +261,23 @@ def kernel_oom_kill(seen: RunFacts) -> Iterator[Finding]:
         text,
         "find what took the memory (the findings before this one); pass the kernel log with --kernel-log and a "
         "memory series with --memory",
+    )
+
+
+def _distant_kill(seen: RunFacts) -> Iterator[Finding]:
+    kills = seen.distant_kills
+    if not kills or kills[0].at is None or seen.run.last is None:
+        return
+    yield Finding(
+        "kernel_oom_kill",
+        seen.run.index,
+        "low",
+        tuple(Evidence.of(kill) for kill in kills[:8]),
+        f"The kernel killed {len(kills)} process(es) of such a server, the first at {kills[0].at:%Y-%m-%d %H:%M:%S}; "
+        f"the server log ends at {seen.run.last:%Y-%m-%d %H:%M:%S}, and no difference of time zones "
+        f"brings them together.",
+        "find out whether this is the launch that was killed: compare the clocks of both logs and the process ids",
+        "note",
     )
 
 
@@ -260,9 +296,14 @@ def stopped_during_allocation(seen: RunFacts) -> Iterator[Finding]:
         "low",
         seen.pool_evidence[-4:],
         f"The log of this launch ends after host pools of {format_both(seen.run.projected_host_bytes)} were asked "
-        f"for, and the "
+        f"for{_per_rank(seen)}, and the "
         "server never became ready. A kernel kill leaves no line in the log of its victim; so do a lost terminal "
         "and a cut file.",
         "look for the kill: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod (exit code 137), and "
         "give it with --kernel-log",
     )
+
+
+def _per_rank(seen: RunFacts) -> str:
+    ranks = seen.run.ranks
+    return f" ({ranks} × {seen.size_gb:g} GB: the flag is per rank)" if seen.size_gb and ranks and ranks > 1 else ""

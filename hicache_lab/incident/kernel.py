@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -20,6 +22,11 @@ _HUGE = re.compile(r"hugepages_total=(\d+) hugepages_free=(\d+) .*?hugepages_siz
 _PAGES = re.compile(r"\b(\d+) pages RAM\b")
 _GROUP = re.compile(r"oom_memcg=([^,\s]+)")
 _KILL = re.compile(r"((?:Memory cgroup out of memory|Out of memory): Kill(?:ed)? process .*)")
+# kernels before 4.20 say what the process held in a line of its own
+_HELD = re.compile(r"(?<!memory: )Killed process (\d+)(?:, UID \d+)?,? (\([^)]*\) total-vm:.*)")
+_LINE = re.compile(
+    r"^(?:<\d+>)?\[ *\d+\.\d{3,}\]|^\[[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \d{4}\]|\bkernel(?:\[\d+\])?: "
+)
 _PAGE = 4096
 
 
@@ -66,19 +73,46 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
     log = KernelLog(path)
     kills: list[KernelOom] = []
     seen_huge: set[str] = set()
-    number = 0
+    number = known = 0
     for chunk in chunks(path):
         for raw in chunk.removesuffix(b"\n").split(b"\n"):
             number += 1
             line = raw.decode("utf-8", "replace").rstrip("\r")
             where = Where(path, number)
             log = _facts(log, line, where, seen_huge if not kills else None)
+            known += looks_like_kernel(line)
             if (match := _KILL.search(line)) is not None:
                 at, uptime = _time(line, year)
-                for event in (*(a := Assembler()).feed(match[1], where), *a.close()):
-                    if isinstance(event, KernelOom):
-                        kills.append(replace(event, at=at, uptime_s=uptime, text=line.strip()))
+                kills += [replace(kill, at=at, uptime_s=uptime, text=line.strip()) for kill in _kills(match[1], where)]
+            elif kills and kills[-1].resident_bytes is None and (match := _HELD.search(line)) is not None:
+                for held in _kills(f"Out of memory: Killed process {match[1]} {match[2]}", where):
+                    if held.pid == kills[-1].pid:
+                        kills[-1] = _with_sizes(kills[-1], held)
+    if number and not known and not kills:
+        print(f"{path}: no line of it looks like the kernel's; give dmesg -T or journalctl -k", file=sys.stderr)
     return replace(log, kills=tuple(kills), lines=number)
+
+
+def looks_like_kernel(line: str) -> bool:
+    """Whether a line has the form of dmesg, ``dmesg -T`` or a journal's kernel line."""
+    return _LINE.search(line) is not None
+
+
+def _kills(message: str, where: Where) -> Iterator[KernelOom]:
+    assembler = Assembler()
+    for event in (*assembler.feed(message, where), *assembler.close()):
+        if isinstance(event, KernelOom):
+            yield event
+
+
+def _with_sizes(kill: KernelOom, held: KernelOom) -> KernelOom:
+    return replace(
+        kill,
+        total_vm_bytes=held.total_vm_bytes,
+        anon_rss_bytes=held.anon_rss_bytes,
+        file_rss_bytes=held.file_rss_bytes,
+        shmem_rss_bytes=held.shmem_rss_bytes,
+    )
 
 
 def _facts(log: KernelLog, line: str, where: Where, seen_huge: set[str] | None) -> KernelLog:

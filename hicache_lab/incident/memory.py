@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
@@ -88,7 +89,7 @@ def read_memory(path: str) -> list[Sample]:
     """
     text = b"".join(chunks(path)).decode("utf-8", "replace")
     lines = [line.rstrip("\r") for line in text.split("\n")]
-    for reader in (_json_lines, _csv, _free, _vmstat, _meminfo, _node_exporter):
+    for reader in _readers():
         samples = list(reader(path, lines))
         if samples:
             return samples
@@ -96,6 +97,15 @@ def read_memory(path: str) -> list[Sample]:
         f"{path}: no memory sample found; known forms are the file of 'hicache-lab watch', CSV with columns such as "
         "time,total_bytes,available_bytes, 'free -m -s 1', /proc/meminfo dumps, vmstat, and node-exporter text"
     )
+
+
+def holds_samples(path: str, lines: list[str]) -> bool:
+    """Whether lines from the beginning of a file hold a sample of a known form."""
+    return any(next(reader(path, lines), None) is not None for reader in _readers())
+
+
+def _readers() -> tuple[Callable[[str, list[str]], Iterator[Sample]], ...]:
+    return (_json_lines, _csv, _free, _vmstat, _meminfo, _node_exporter)
 
 
 def time_in(text: str) -> datetime | None:
@@ -129,22 +139,26 @@ def _json_lines(path: str, lines: list[str]) -> Iterator[Sample]:
         sizes = {name: raw[name] for name in _SIZES if isinstance(raw.get(name), int)}
         if not sizes:
             continue
-        held = [
-            one for one in raw.get("processes", []) if isinstance(one, dict) and isinstance(one.get("rss_bytes"), int)
-        ]
+        listed = raw.get("processes")
         shares = tuple(
-            ProcessShare(int(one.get("pid", 0)), str(one.get("name", "?"))[:64], one["rss_bytes"], one.get("pss_bytes"))
-            for one in held
+            ProcessShare(one["pid"], str(one.get("name", "?"))[:64], one["rss_bytes"], _whole(one.get("pss_bytes")))
+            for one in (listed if isinstance(listed, list) else ())
+            if isinstance(one, dict) and isinstance(one.get("pid"), int) and isinstance(one.get("rss_bytes"), int)
         )
         at = time_in(str(raw.get("at", "")))
         yield Sample(where=Where(path, number), at=at, processes=shares, text=line[:300], **sizes)
 
 
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
 def _csv(path: str, lines: list[str]) -> Iterator[Sample]:
     start = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), None)
-    if start is None or "," not in lines[start]:
+    if start is None:
         return
-    columns = [_column(name) for name in next(csv.reader([lines[start]]))]
+    delimiter = max(",;\t", key=lines[start].count)
+    columns = [_column(name) for name in next(csv.reader([lines[start]], delimiter=delimiter))]
     if not any(name in _SIZES for name, _ in columns):
         return
     for number, line in enumerate(lines[start + 1 :], start + 2):
@@ -152,7 +166,7 @@ def _csv(path: str, lines: list[str]) -> Iterator[Sample]:
             continue
         values: dict[str, Any] = {}
         at = None
-        for (name, factor), cell in zip(columns, next(csv.reader([line])), strict=False):
+        for (name, factor), cell in zip(columns, next(csv.reader([line], delimiter=delimiter)), strict=False):
             if name == "at":
                 at = time_in(cell) or _epoch(cell)
             elif name in _SIZES and (number_of := _float(cell)) is not None:
@@ -181,9 +195,10 @@ def _epoch(cell: str) -> datetime | None:
 
 def _float(cell: str) -> float | None:
     try:
-        return float(cell)
+        value = float(cell)
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 def free_unit(total: float) -> int:
@@ -232,21 +247,36 @@ def _human(cell: str) -> float | None:
 
 def _vmstat(path: str, lines: list[str]) -> Iterator[Sample]:
     header: list[str] = []
+    found: list[tuple[int, str, dict[str, str]]] = []
     for number, line in enumerate(lines, 1):
         words = line.split()
         if "swpd" in words and "free" in words and "buff" in words:
             header = words
         elif header and len(words) >= len(header) - 2 and words[0].isdigit():
-            row = dict(zip(header, words, strict=False))
-            free, cache = _float(row.get("free", "")), _float(row.get("cache", ""))
-            if free is None or cache is None:
-                continue
-            # KiB unless -S was given, which the output does not say
-            values: dict[str, Any] = {
-                "free_bytes": round(free * KIB),
-                "swap_used_bytes": round((_float(row["swpd"]) or 0) * KIB),
-            }
-            yield Sample(where=Where(path, number), at=time_in(line), text=line[:300], **values)
+            found.append((number, line, dict(zip(header, words, strict=False))))
+    most = max(
+        (sum(_float(row.get(key, "")) or 0 for key in ("free", "buff", "cache")) for *_, row in found), default=0
+    )
+    factor = vmstat_unit(most)
+    for number, line, row in found:
+        free, swap = _float(row.get("free", "")), _float(row["swpd"])
+        if free is None:
+            continue
+        yield Sample(
+            where=Where(path, number),
+            at=time_in(line),
+            free_bytes=round(free * factor),
+            swap_used_bytes=round((swap or 0) * factor),
+            text=line[:300],
+        )
+
+
+def vmstat_unit(most: float) -> int:
+    """The unit of ``vmstat``'s numbers, which its output does not name: KiB, or MiB under ``-S M``.
+
+    Judged by the most that was ever free or cached: below 2,000,000 it is MiB (2 GB in KiB would be no server's).
+    """
+    return MIB if 0 < most < 2e6 else KIB
 
 
 def _meminfo(path: str, lines: list[str]) -> Iterator[Sample]:
@@ -308,7 +338,7 @@ def _node_exporter(path: str, lines: list[str]) -> Iterator[Sample]:
             rows = {}
         if not rows:
             begun, at, next_at = number, next_at, None
-        rows[match[1]] = round(float(match[2]))
+        rows[match[1]] = round(_float(match[2]) or 0)
         if match[3]:
             at = _epoch(match[3])
     if rows:

@@ -20,24 +20,46 @@ def size_for(room_bytes: int, ranks: int) -> int:
 
 def safe_size(seen: RunFacts, ranks: int) -> str:
     """Flags that leave the reserve, for the memory that was there."""
-    if seen.available is None:
+    bound, there = seen.available, "available"
+    if bound is None:
+        bound, there = seen.limit, "there in all, as if nothing else used it"
+    if bound is None:
         return "give the size per rank: (available memory − 10 GiB) / ranks, in GB"
     side = side_factor(seen)
-    room = round((seen.available.bytes - seen.reserve_bytes) / side)
+    room = round((bound.bytes - seen.reserve_bytes) / side)
     size = size_for(room, ranks)
     if size < 1:
         return "there is no room for a host tier on this host; launch without --enable-hierarchical-cache"
-    kept = f"{ranks} × {size} GB = {ranks * size:,} GB of {format_gb(seen.available.bytes)} available, 10 GiB kept back"
+    kept = f"{ranks} × {size} GB = {ranks * size:,} GB of {format_gb(bound.bytes)} {there}, 10 GiB kept back"
     with_side = "" if side < 1.001 else f", the other pools counted ({side:.2f} × the flag)"
     return f"--hicache-size {size} at most ({kept}{with_side}); less if the server needs more host memory besides"
 
 
 def side_factor(seen: RunFacts) -> float:
-    """All host pools of a rank over those that the flag counts."""
-    by_kind: dict[bool, int] = {True: 0, False: 0}
-    for pool in seen.run.host_pools:
-        by_kind[pool.pool in KV] += pool.bytes
-    return 1 + by_kind[False] / by_kind[True] if by_kind[True] else 1.0
+    """All host pools of a rank, one that was refused among them, over those that the flag counts."""
+    by_rank: dict[str, list[int]] = {}
+    asked = {(r.rank.label, r.pool): r.requested_bytes or 0 for r in refused_pools(seen)}
+    given = [(pool.rank.label, pool.pool, pool.bytes) for pool in seen.run.host_pools]
+    for rank, name, size in [*given, *((rank, name, size) for (rank, name), size in asked.items() if name not in KV)]:
+        by_rank.setdefault(rank, [0, 0])[name not in KV] += size
+    return max((1 + side / kv for kv, side in by_rank.values() if kv), default=1.0)
+
+
+def size_after_refusal(seen: RunFacts, refusal: ev.HostRefusal) -> str:
+    """The size per rank that would have passed, from what the refusal says was free."""
+    free, asked, ranks = refusal.free_bytes or 0, refusal.requested_bytes or 0, seen.run.ranks or 1
+    divides = seen.rule("guard_divides_by_ranks") is True
+    room = free * ranks if divides else free - seen.reserve_bytes if asked <= free else free
+    own = sum(pool.bytes for pool in seen.run.host_pools if pool.rank == refusal.rank)
+    factor = side_factor(seen)
+    # this rank's other pools were in memory by then for certain, those of the others perhaps
+    least = size_for(round((room + own) / factor), ranks)
+    if least < 1:
+        return "no whole GB per rank fits: --hicache-ratio with a small device pool, or more host memory"
+    most = size_for(round((room + seen.run.host_bytes) / factor), ranks)
+    counted = f", the other pools counted ({factor:.2f} × the flag)" if factor > 1.001 else ""
+    more = f"; up to {most} if all pools shown were in memory by then" if own and most > least else ""
+    return f"--hicache-size {least} or less per rank{counted}{more}"
 
 
 def memory_evidence(seen: RunFacts) -> tuple[Evidence, ...]:
@@ -72,3 +94,9 @@ def stopped_early(seen: RunFacts) -> bool:
         and not seen.run.batches.decode
         and (seen.run.milestone("shutdown") is None)
     )
+
+
+def failed_early(seen: RunFacts) -> bool:
+    """``stopped_early``, and the log itself shows that a process ended: it was not merely cut there."""
+    quits = any(event.name == "sigquit" for event in seen.run.of(ev.Stall))
+    return stopped_early(seen) and bool(quits or seen.run.counts["process_death"] or seen.run.counts["defunct"])

@@ -176,14 +176,30 @@ def unclassified_exception(seen: RunFacts) -> Iterator[Finding]:
         if first.exception
         else f"{first.process} hit an exception; its text is missing"
     )
+    went_on = _went_on(seen, failures)
+    after = (
+        " No process of the server failed and it went on serving: a request's error, not the server's."
+        if went_on
+        else ""
+    )
     yield Finding(
         "unclassified_exception",
         seen.run.index,
-        "medium" if first.exception else "low",
+        "medium" if first.exception and not went_on else "low",
         tuple(Evidence.of(event) for event in (first, *(f for f in failures if f is not first))[:8]),
-        f"The earliest exception is {named[:300]} ({first.rank.label or first.process or 'no rank shown'}).",
+        f"The earliest exception is {named[:300]} ({first.rank.label or first.process or 'no rank shown'}).{after}",
         "look this message up in the issues of SGLang for the release in question",
+        "note" if went_on else "failure",
     )
+
+
+def _went_on(seen: RunFacts, failures: list[ev.Failure]) -> bool:
+    run, first = seen.run, failures[0]
+    fatal = run.counts["process_death"] or run.counts["defunct"] or seen.kills or any(f.process for f in failures)
+    quits = any(event.name == "sigquit" for event in run.of(ev.Stall))
+    served = run.milestone("ready") is not None or run.batches.prefill or run.batches.decode
+    later = first.at is None or (run.last is not None and run.last >= first.at)
+    return bool(served and later and not fatal and not quits)
 
 
 def process_died(seen: RunFacts) -> Iterator[Finding]:

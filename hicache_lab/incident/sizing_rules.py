@@ -7,7 +7,16 @@ from collections.abc import Iterator
 
 from hicache_lab.incident.facts import Evidence, RunFacts
 from hicache_lab.incident.findings import Confidence, Finding
-from hicache_lab.incident.room import KV, NOTICEABLE, memory_evidence, outcome, refused_pools, safe_size, stopped_early
+from hicache_lab.incident.room import (
+    KV,
+    NOTICEABLE,
+    failed_early,
+    memory_evidence,
+    outcome,
+    refused_pools,
+    safe_size,
+    size_after_refusal,
+)
 from hicache_lab.logs import events as ev
 from hicache_lab.releases import first_release_with
 from hicache_lab.units import GB, format_both, format_gb
@@ -24,12 +33,14 @@ def per_rank_size(seen: RunFacts) -> Iterator[Finding]:
     evidence = seen.size_evidence + seen.pool_evidence + memory_evidence(seen)
     arithmetic = f"--hicache-size is GB (1e9 bytes) for each rank: {ranks} × {size:g} GB = {format_both(total)}"
     if limit is None:
-        if not seen.was_killed:
+        other = ("failure", "pin_failure", "gpu_oom", "host_smaller", "token_shortage")
+        unexplained = failed_early(seen) and not any(seen.run.counts[kind] for kind in other)
+        if not seen.was_killed and not unexplained:
             return
         yield Finding(
             "per_rank_size",
             seen.run.index,
-            "medium",
+            "medium" if seen.was_killed else "low",
             evidence,
             f"{arithmetic}. How much RAM the host has is not in what was given (--host-ram states it).{outcome(seen)}",
             f"divide the total that was meant by {ranks}; {safe_size(seen, ranks)}",
@@ -65,29 +76,37 @@ def _guard_story(seen: RunFacts, one: int) -> str:
 
 def aggregate_overcommit(seen: RunFacts) -> Iterator[Finding]:
     """Every pool passed its own check; together they take more than the check would have left."""
-    pools, ranks, available = seen.run.host_pools, seen.run.ranks or 1, seen.available
-    if not pools or available is None or seen.rule("guard_divides_by_ranks") is True:
+    pools, ranks = seen.run.host_pools, seen.run.ranks or 1
+    # what was available tells it exactly; more than the whole host has is too much in any case
+    bound = seen.available or seen.limit
+    if not pools or bound is None or seen.rule("guard_divides_by_ranks") is True:
         return
     total = seen.run.projected_host_bytes
-    allowed = available.bytes - seen.reserve_bytes
+    allowed = bound.bytes - seen.reserve_bytes
     largest = max(pool.bytes for pool in pools)
     if total <= allowed or largest > allowed or len(pools) < 2 or total < NOTICEABLE:
+        return
+    if seen.available is None and total <= bound.bytes:
         return
     certain = seen.was_killed or seen.exhausted is not None
     shown = len(seen.run.host_bytes_by_rank())
     projected = "" if shown >= ranks else f" ({shown} of {ranks} ranks shown, the rest taken alike)"
+    check = (
+        f"Each of {ranks} ranks checked its own pool ({format_gb(largest)} at most) against {format_gb(allowed)} = "
+        f"{bound} − 10 GiB reserve, and passed. Together they take {format_both(total)}{projected}, "
+        f"{format_gb(total - allowed)} more than that check leaves for all."
+        if seen.available is not None
+        else f"Each of {ranks} ranks asked for its own pool ({format_gb(largest)} at most). Together they take "
+        f"{format_both(total)}{projected}; there are {bound} in all."
+    )
     yield Finding(
         "aggregate_overcommit",
         seen.run.index,
         "high" if certain else "medium",
-        seen.pool_evidence + available.evidence + memory_evidence(seen),
-        f"Each of {ranks} ranks checked its own pool ({format_gb(largest)} at most) against {format_gb(allowed)} = "
-        f"{available} − 10 GiB reserve, and passed. Together they take {format_both(total)}{projected}, "
-        f"{format_gb(total - allowed)} more than that check leaves for all. {seen.release} has no check across ranks."
-        f"{outcome(seen)}",
+        seen.pool_evidence + bound.evidence + memory_evidence(seen),
+        f"{check} {seen.release} has no check across ranks.{outcome(seen)}",
         f"{safe_size(seen, ranks)}; or a release from {first_release_with('guard_divides_by_ranks', True)} on, "
-        f"whose check "
-        "divides by the ranks",
+        f"whose check divides by the ranks",
     )
 
 
@@ -110,7 +129,14 @@ def side_pools(seen: RunFacts) -> Iterator[Finding]:
     )
     if not (refused or decisive or (side_bytes >= NOTICEABLE and seen.was_killed)):
         return
-    share = f" {format_gb(kv_bytes)} of KV pools and {format_gb(side_bytes)} of {names}" if pools else f" {names}"
+    given = f" {format_gb(kv_bytes)} of KV pools and {format_gb(side_bytes)} of {names}"
+    late = ", ".join(
+        f"{format_gb(r.requested_bytes)} of {r.pool}" for r in refused[:1] if r.requested_bytes is not None
+    )
+    if refused:
+        given = f" {format_gb(kv_bytes)} of KV pools" if pools else ""
+        given += f"{' and then' if pools else ''} {late or names}, which the check refused"
+    share = given
     size = f" on top of --hicache-size {seen.size_gb:g}" if seen.size_gb else ""
     bounded = f"; without the latter it would have fitted {bound}" if decisive and bound is not None else ""
     yield Finding(
@@ -120,8 +146,10 @@ def side_pools(seen: RunFacts) -> Iterator[Finding]:
         tuple(Evidence.of(event) for event in (*refused[:8], *side[:16])) + seen.size_evidence,
         f"Host pools of several kinds were asked for:{share}{size}{bounded}."
         + ("" if decisive or refused else " Their share made the shortage larger.")
-        + outcome(seen),
-        safe_size(seen, seen.run.ranks or 1) if pools else "lower --hicache-size by the share of the refused pool",
+        + ("" if refused else outcome(seen)),
+        size_after_refusal(seen, refused[0])
+        if refused and refused[0].free_bytes is not None
+        else safe_size(seen, seen.run.ranks or 1),
     )
 
 
@@ -138,8 +166,8 @@ def host_smaller_than_device(seen: RunFacts) -> Iterator[Finding]:
     if first.fatal:
         tokens = f" of {seen.run.device_tokens:,} tokens" if seen.run.device_tokens else ""
         text = (
-            f"The server stops: up to {seen.release if seen.rules else '0.5.14'} the host pool must be larger than the "
-            f"device pool{tokens}, and it is not."
+            f"The server stops: in {seen.release if seen.rules else 'releases up to 0.5.14'} the host pool must be "
+            f"larger than the device pool{tokens}, and it is not."
         )
         remedy = "--hicache-ratio above 1, or a --hicache-size larger than the device pool of one rank"
     else:
@@ -173,7 +201,7 @@ def power_of_two(seen: RunFacts) -> Iterator[Finding]:
     scale = seen.run.projected_host_bytes / seen.run.host_bytes
     plain = sum(pool.bytes for pool in pools) * scale
     rounded = sum(1 << math.ceil(math.log2(pool.bytes)) for pool in pools) * scale
-    failed = seen.was_killed or any(True for _ in seen.run.of(ev.PinFailure)) or stopped_early(seen)
+    failed = seen.was_killed or any(True for _ in seen.run.of(ev.PinFailure)) or failed_early(seen)
     if rounded < 1.05 * plain or not failed:
         return
     if bound is not None and not plain <= bound.bytes < rounded:

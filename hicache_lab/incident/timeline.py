@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from hicache_lab.incident.facts import Evidence, Facts, RunFacts, run_facts
@@ -68,7 +68,7 @@ def _of_run(seen: RunFacts) -> Iterator[Moment]:
         yield Moment(first.at, "server", f"{words}{times}", Evidence.of(first), True, first.text[:160])
     for kill in seen.kills:
         if kill.at is not None:
-            yield _kill(kill)
+            yield _kill(kill, seen.kill_shift)
 
 
 _GROUPS = {
@@ -102,11 +102,13 @@ def _milestones(milestones: Iterator[ev.Milestone]) -> Iterator[Moment]:
             )
 
 
-def _kill(kill: ev.KernelOom) -> Moment:
+def _kill(kill: ev.KernelOom, shift: timedelta = timedelta()) -> Moment:
     held = f", {format_gb(kill.resident_bytes)} resident" if kill.resident_bytes else ""
     where = "in its control group" if kill.cgroup else "for the host's memory"
     what = f"the kernel kills pid {kill.pid} {where}{held}"
-    return Moment(kill.at, "kernel", what, Evidence.of(kill), True, kill.comm or "")
+    at = kill.at + shift if kill.at is not None else None
+    moved = f" (its clock says {kill.at:%H:%M:%S})" if shift else ""
+    return Moment(at, "kernel", f"{what}{moved}", Evidence.of(kill), True, kill.comm or "")
 
 
 def _untimed_kills(facts: Facts) -> list[Moment]:

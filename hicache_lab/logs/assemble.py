@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -27,7 +28,7 @@ _OUTER = re.compile(
     r")"
 )
 _CRI_PART = re.compile(r"^\S+ (?:stdout|stderr) P ")
-_DOCKER_JSON = re.compile(r'^\{"log": ?"')
+_DIGITS = str.maketrans("123456789", "0" * 9)
 _PINNING = re.compile(r"init_kv_buffer|pin_memory|memory_pool_host|HostKVCache|alloc_with_pin|cudaHost")
 # keys and passwords that a log of server arguments may hold are never kept
 _SECRET = re.compile(
@@ -70,6 +71,7 @@ class Assembler:
     _traces: list[_Trace] = field(default_factory=list)
     _dead: ev.ProcessDeath | None = None
     _partial: dict[str, str] = field(default_factory=dict)
+    _outer: str = ""
     _keys: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def feed(self, line: str, where: ev.Where, *, ended: bool = True) -> Iterator[ev.Event]:
@@ -77,7 +79,10 @@ class Assembler:
         whole = self._container(line)
         if whole is None:
             return
-        for head in records(whole):
+        heads = records(whole)
+        if len(heads) > 1 and heads[1].headed and not heads[0].headed:
+            self._outer = heads[0].message.translate(_DIGITS)
+        for head in heads:
             if head.headed:
                 yield from self.interrupt()
                 yield from self._close_traces(head.rank)
@@ -129,14 +134,18 @@ class Assembler:
         return next((trace for trace in self._traces if trace.inside), None)
 
     def _container(self, line: str) -> str | None:
-        # docker's json-file and CRI cut records at 16 KiB; the parts are joined again
-        if line.startswith('{"log":') and _DOCKER_JSON.match(line):
+        # docker's json-file and CRI cut records at 16 KiB; the parts are joined again. Others name their text otherwise
+        if line.startswith('{"'):
             try:
                 entry = json.loads(line)
             except ValueError:
                 return line
-            text, stream = str(entry.get("log", "")), "json:" + str(entry.get("stream"))
-            if not text.endswith("\n"):
+            text = next((entry[key] for key in ("log", "MESSAGE", "message", "msg") if key in entry), None)
+            if not isinstance(text, str):
+                # a request or a statistic as JSON: what looks like a record in it is somebody's prompt
+                return None
+            stream = "json:" + str(entry.get("stream"))
+            if "log" in entry and "stream" in entry and not text.endswith("\n"):
                 self._partial[stream] = self._partial.get(stream, "") + text
                 return None
             return self._partial.pop(stream, "") + text.rstrip("\n")
@@ -187,9 +196,12 @@ class Assembler:
                 self._pending = _Pending(head, where, self._event(head, where, cut=False), lines)
                 return
 
-    @staticmethod
-    def _inner(line: str) -> str:
+    def _inner(self, line: str) -> str:
         text = line
+        # what stood before the last record stands before its other lines too, with other numbers in it
+        size = len(self._outer)
+        if 3 < size < len(line) and line[:size].translate(_DIGITS) == self._outer:
+            text = line[size:]
         for _ in range(3):
             match = _OUTER.match(text)
             if match is None or not text[match.end() :].strip():
@@ -227,7 +239,7 @@ class Assembler:
         # several lines by nature, or wrapped by a terminal: it then broke off without an end
         natural = pending.lines > 0
         wrapped = line[:1] in " \t" or message.rstrip().endswith(",") or (len(message) > 30 and message[-1:].isalnum())
-        if not (natural or wrapped) or self._statement(unwrap(stripped)) is not None:
+        if not (natural or wrapped) or any(self._statement(one) is not None for one in (stripped, unwrap(stripped))):
             return False
         joined = message.rstrip() + ("\n" if natural else " ") + stripped
         head = replace(pending.head, message=joined)
@@ -293,6 +305,8 @@ class Assembler:
         own: dict[str, Any] = {}
         other: dict[str, float] = {}
         for column, value in found.values.items():
+            if is_integer(column) and not math.isfinite(value):
+                continue
             if column not in _BATCH_FIELDS:
                 other[column] = value
             elif column in BOOLEANS:

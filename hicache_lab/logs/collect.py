@@ -16,41 +16,17 @@ import numpy.typing as npt
 
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.assemble import Assembler
-from hicache_lab.logs.reader import Source, arrays, chunks, follow, sources
+from hicache_lab.logs.origin import said_by_sglang
+from hicache_lab.logs.reader import Source, arrays, begins_with_record, chunks, follow, sources
 from hicache_lab.logs.run import Run
 
 if TYPE_CHECKING:
     from hicache_lab.logs.columns import ColumnStore
     from hicache_lab.logs.scanner import Rows, Scan, Scanner
 
-# what only SGLang says; a Python traceback, an access log or a kernel line alone does not make an SGLang log
-_OWN = frozenset(
-    {
-        "server_args",
-        "device_pool",
-        "capacity",
-        "host_pool",
-        "host_refusal",
-        "host_smaller",
-        "host_sizing",
-        "host_pressure",
-        "pin_failure",
-        "rewrite",
-        "storage",
-        "batch",
-        "retraction",
-        "token_shortage",
-        "turned_away",
-        "process_death",
-        "request_stats",
-    }
-)
 # below this the patient parser alone is faster than loading the byte scanner
 _PATIENT_BYTES = 6 << 20
 _USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage")
-_OWN_MILESTONES = frozenset(
-    {"ready", "weights_begin", "weights_end", "dist_begin", "dist_end", "pool_end", "tree_init"}
-)
 
 
 @dataclass
@@ -134,16 +110,32 @@ def read_events(paths: str | Path | Iterable[str | Path]) -> Iterator[ev.Event]:
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     for source in sources(str(path) for path in given):
         assembler = Assembler()
-        for path in source.paths:
+        cut = ""
+        for path, following in zip(source.paths, (*source.paths[1:], None), strict=True):
+            continues = following is not None and not begins_with_record(following)
             for number, line, ended in _lines(path):
-                yield from assembler.feed(line, ev.Where(path, number), ended=ended)
+                whole, cut = cut + line, ""
+                if continues and not ended:
+                    cut = whole
+                else:
+                    yield from assembler.feed(whole, ev.Where(path, number), ended=ended)
         yield from assembler.close()
 
 
 def follow_events(path: str, *, stop: Callable[[], bool] = lambda: False, poll_s: float = 0.5) -> Iterator[ev.Event]:
-    """The events of a growing file, for ever; a statement is held until the next line or the next look."""
+    """The events of a growing file, for ever; a statement is held until the next line or a look that finds nothing new.
+
+    Two such looks in a row end it: its rest, if there is one, then has had ``poll_s`` to arrive.
+    """
     assembler = Assembler()
-    for number, raw in enumerate(follow(path, stop=stop, poll_s=poll_s), 1):
+    number = quiet = 0
+    for raw in follow(path, stop=stop, poll_s=poll_s):
+        if raw is None:
+            quiet += 1
+            if quiet == 2:
+                yield from assembler.close()
+            continue
+        number, quiet = number + 1, 0
         yield from assembler.feed(raw.decode("utf-8", "replace").rstrip("\r\n"), ev.Where(path, number))
     yield from assembler.close()
 
@@ -171,13 +163,16 @@ class _Stream:
         self.idle: dict[str, bool] = {}
         self.path = source.paths[0]
         self.previous_line = 0
+        self.cut: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def read(self, on_read: Callable[[int], object] | None, patient: bool | None) -> None:
         scanner: Scanner | None = None
-        for path in self.source.paths:
+        paths = self.source.paths
+        for path, following in zip(paths, (*paths[1:], None), strict=True):
             self.path, self.previous_line = path, 0
             self.starts = [(0, self.run)] if self.run else []
-            coming = arrays(path, on_read=on_read)
+            continues = following is not None and not begins_with_record(following)
+            coming = self._joined(arrays(path, on_read=on_read), continues)
             # numba's import and first compilation are worth their time only for a large log, and a pipe or a
             # compressed file does not tell its size: look at the beginning first
             held, small = _beginning(coming) if patient is None and scanner is None else ([], patient is True)
@@ -193,6 +188,18 @@ class _Stream:
                 self._found(found, scanner)
             self.log.lines += scanner.lines
         self._take(self.assembler.close())
+
+    def _joined(self, coming: Iterable[npt.NDArray[np.uint8]], continues: bool) -> Iterator[npt.NDArray[np.uint8]]:
+        # a rotation may cut a record: its first part is read as the beginning of the next file's first line
+        for chunk in coming:
+            whole = np.concatenate((self.cut, chunk)) if len(self.cut) else chunk
+            self.cut = whole[:0]
+            if continues and whole[-1] != ord("\n"):
+                newlines = np.flatnonzero(whole == ord("\n"))
+                end = int(newlines[-1]) + 1 if len(newlines) else 0
+                self.cut, whole = whole[end:].copy(), whole[:end]
+            if len(whole):
+                yield whole
 
     def _patiently(self, coming: Iterable[npt.NDArray[np.uint8]]) -> None:
         for chunk in coming:
@@ -232,8 +239,7 @@ class _Stream:
     def _take(self, events: Iterable[ev.Event]) -> None:
         for event in events:
             self.log.recognised_lines += 1
-            if event.kind in _OWN or (isinstance(event, ev.Milestone) and event.name in _OWN_MILESTONES):
-                self.log.own_lines += 1
+            self.log.own_lines += said_by_sglang(event)
             if isinstance(event, ev.Access):
                 self.log.access[f"{(event.status or 0) // 100}xx"] += 1
                 continue
@@ -311,21 +317,27 @@ class _Stream:
             if column is None:
                 continue
             # argmax stops at the first NaN, so it serves only columns without one
-            best = int(column.argmax() if name in rows.full else np.nan_to_num(column, nan=-1.0).argmax())
+            best = int(column.argmax())
+            if name not in rows.full or not np.isfinite(column[best]):
+                best = int(np.where(np.isfinite(column), column, -np.inf).argmax())
             shown = "token_usage" if name in _USAGES else name
             stats.peak(shown, float(column[best]), ev.Where(self.path, int(rows.line[best])))
         run.saw(_time(int(rows.at_ms.min())))
         run.saw(_time(int(rows.at_ms.max())))
         if phase == "prefill":
             stats.prefill += len(rows)
-            stats.cached_tokens += int(np.nansum(values["cached_token"])) if "cached_token" in values else 0
-            stats.new_tokens += int(np.nansum(values["new_token"])) if "new_token" in values else 0
+            for name, by_rank in (("cached_token", stats.cached_by_rank), ("new_token", stats.new_by_rank)):
+                if name in values:
+                    known = np.where(np.isfinite(values[name]), values[name], 0.0)
+                    sums = np.bincount(rows.tag, weights=known, minlength=1)
+                    for tag in np.flatnonzero(counted):
+                        by_rank[scanner.tags[tag]] += int(sums[tag])
         else:
             stats.decode += len(rows)
             stats.fresh += int(rows.fresh.sum())
             if "gen_throughput" in values:
                 steady = values["gen_throughput"][~rows.fresh]
-                steady = steady[~np.isnan(steady)]
+                steady = steady[np.isfinite(steady)]
                 stats.throughput_lines += len(steady)
                 stats.throughput_sum += float(steady.sum())
                 stats.throughput_max = max(stats.throughput_max, float(steady.max(initial=0.0)))

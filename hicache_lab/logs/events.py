@@ -6,6 +6,7 @@ Every size is in bytes, whatever unit the log printed: host-pool messages count 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -276,7 +277,7 @@ class Batch(Event):
         """The fullest of the device pools the line speaks of, as a fraction."""
         known = [u for u in (self.token_usage, self.full_token_usage, self.swa_token_usage) if u is not None]
         known += [self.other[name] for name in ("gpu_token_usage", "mamba_usage") if name in self.other]
-        return max(known, default=None)
+        return max((usage for usage in known if math.isfinite(usage)), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,8 @@ from hicache_lab.errors import InputError, UsageError
 from hicache_lab.logs.prefix import records
 
 CHUNK = 2 << 20
-_MAX_LINE = 64 << 20
+# arguments take 16 KiB, a logged prompt of a million tokens some MiB; what is longer is no log line
+_MAX_LINE = 8 << 20
 _NEWLINE = 10
 _ROTATED = re.compile(
     r"(\.log|\.txt|\.out|\.err)?(?:[.-](\d{1,3}|\d{4}-?\d\d-?\d\d(?:[-T_]?\d{2,6})?))?(\.(?:gz|zst|bz2|xz))?$"
@@ -46,34 +47,58 @@ class Source:
 
 
 def open_bytes(path: str) -> BinaryIO:
-    """Open a file for reading, decompressed according to its first bytes (gzip, zstd, bzip2, xz).
+    """Open a file or a pipe for reading, decompressed according to its first bytes (gzip, zstd, bzip2, xz).
 
     Raises:
         InputError: it does not exist, is a directory or may not be read.
     """
     if path == STDIN:
-        return sys.stdin.buffer
-    try:
-        raw = Path(path).open("rb")  # noqa: SIM115 - the caller closes it
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; give the path of a log file") from error
-    magic = raw.read(6)
-    raw.seek(0)
-    packed: dict[bytes, Callable[[str], object]] = {
-        b"\x1f\x8b": gzip.open,
-        b"BZh": bz2.open,
-        b"\xfd7zXZ\x00": lzma.open,
+        raw = cast("io.BufferedReader", sys.stdin.buffer)
+    else:
+        try:
+            raw = Path(path).open("rb")  # noqa: SIM115 - the caller closes it
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}; give the path of a log file") from error
+    # a pipe cannot go back to its beginning: look ahead, and unpack what is open
+    magic = raw.peek(6)[:6] if isinstance(raw, io.BufferedReader) else b""
+    packed: dict[bytes, Callable[[BinaryIO], object]] = {
+        b"\x1f\x8b": _gzip,
+        b"BZh": bz2.BZ2File,
+        b"\xfd7zXZ\x00": lzma.LZMAFile,
+        b"\x28\xb5\x2f\xfd": _zstd,
     }
     for mark, opener in packed.items():
         if magic.startswith(mark):
-            raw.close()
-            return cast("BinaryIO", opener(path))
-    if magic.startswith(b"\x28\xb5\x2f\xfd"):
-        import zstandard
-
-        reader: BinaryIO = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        return reader
+            stream = cast("BinaryIO", opener(raw))
+            return stream if path == STDIN else cast("BinaryIO", _Both(stream, raw))
     return raw
+
+
+class _Both:
+    """An unpacking reader that closes the file below it."""
+
+    def __init__(self, stream: BinaryIO, raw: BinaryIO) -> None:
+        self._stream, self._raw = stream, raw
+
+    def read(self, size: int = -1) -> bytes:
+        return self._stream.read(size)
+
+    def read1(self, size: int = -1) -> bytes:
+        return cast("bytes", cast("Any", self._stream).read1(size))
+
+    def close(self) -> None:
+        self._stream.close()
+        self._raw.close()
+
+
+def _gzip(raw: BinaryIO) -> object:
+    return gzip.GzipFile(fileobj=raw)
+
+
+def _zstd(raw: BinaryIO) -> object:
+    import zstandard
+
+    return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
 
 
 def _encoding(head: bytes) -> str | None:
@@ -111,7 +136,8 @@ def arrays(
     path: str, *, size: int = CHUNK, on_read: Callable[[int], object] | None = None
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """Like ``chunks``, as arrays of bytes; a plain UTF-8 file is read without being copied again."""
-    with contextlib.closing(open_bytes(path)) if path != STDIN else contextlib.nullcontext(sys.stdin.buffer) as stream:
+    opened = open_bytes(path)
+    with contextlib.nullcontext(opened) if path == STDIN else contextlib.closing(opened) as stream:
         plain = isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO)
         head = stream.peek(512)[:512] if isinstance(stream, io.BufferedReader) else b""
         if not plain or path == STDIN or _encoding(head) is not None or head.startswith(codecs.BOM_UTF8):
@@ -145,15 +171,13 @@ def arrays(
 def _decoded(path: str, stream: BinaryIO, size: int, on_read: Callable[[int], object] | None) -> Iterator[bytes]:
     decoder: codecs.IncrementalDecoder | None = None
     first = True
+    broken = ""
     while True:
-        try:
-            data = stream.read(size)
-        except EOFError:
-            # a compressed file that is still being written, or was cut: what came before is kept
-            print(f"{path}: the compressed stream ends early; using what could be read", file=sys.stderr)
-            return
-        except (OSError, zlib.error, lzma.LZMAError) as error:
-            raise InputError(f"{path}: cannot be read: {error}") from error
+        data = b""
+        if not broken:
+            data, broken = _part(path, stream, size, first)
+            if broken:
+                print(f"{path}: {broken}; using what could be read", file=sys.stderr)
         if not data:
             if decoder is not None and (rest := decoder.decode(b"", final=True)):
                 yield rest.encode("utf-8", "replace")
@@ -167,6 +191,24 @@ def _decoded(path: str, stream: BinaryIO, size: int, on_read: Callable[[int], ob
             if data.startswith(codecs.BOM_UTF8):
                 data = data[3:]
         yield decoder.decode(data).encode("utf-8", "replace") if decoder else data
+
+
+def _part(path: str, stream: BinaryIO, size: int, first: bool) -> tuple[bytes, str]:
+    """Up to ``size`` bytes, and what ended the stream if it was not its end; what came before the damage is kept."""
+    # read() would throw away what it had unpacked before the damage
+    read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+    data = bytearray()
+    try:
+        while len(data) < size and (piece := read(size - len(data))):
+            data += piece
+    except EOFError:
+        # a compressed file that is still being written, or was cut
+        return bytes(data), "the compressed stream ends early"
+    except (OSError, zlib.error, lzma.LZMAError) as error:
+        if first and not data:
+            raise InputError(f"{path}: cannot be read: {error}") from error
+        return bytes(data), f"damaged: {error}"
+    return bytes(data), ""
 
 
 def _whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -251,31 +293,50 @@ def first_time(path: str) -> str | None:
     return None
 
 
+def begins_with_record(path: str) -> bool:
+    """Whether the first line of a file holds the beginning of a record: it then continues no other file's last line."""
+    head = next(chunks(path, size=1 << 16), b"")
+    return any(head.headed for head in records(head.split(b"\n", 1)[0].decode("utf-8", "replace")))
+
+
 def follow(
     path: str,
     *,
     poll_s: float = 0.5,
     stop: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[bytes]:
-    """Whole lines of a growing file, for ever: a file that was cut short or replaced is opened again.
+) -> Iterator[bytes | None]:
+    """Whole lines of a growing file, for ever, and ``None`` after each look that found nothing new.
+
+    A file that was cut short or replaced is opened again; UTF-16 becomes UTF-8.
 
     Args:
         path: the file (not compressed), or ``-``.
         poll_s: seconds between looks.
         stop: asked between looks; ends the iteration.
         sleep: how to wait (tests give their own).
+
+    Raises:
+        InputError: it cannot be read.
+        UsageError: it is compressed, so it does not grow line by line.
     """
     if path == STDIN:
         yield from iter(sys.stdin.buffer.readline, b"")
         return
-    stream = open_bytes(path)
+    stream = _growing(path)
     identity = Path(path).stat().st_ino
+    decoder: codecs.IncrementalDecoder | None = None
     tail = b""
     try:
         while True:
+            at_start = stream.tell() == 0
             data = stream.read(CHUNK)
             if data:
+                if at_start:
+                    name = _encoding(data)
+                    decoder = codecs.getincrementaldecoder(name)("replace") if name else None
+                    data = data.removeprefix(codecs.BOM_UTF8)
+                data = decoder.decode(data).encode("utf-8", "replace") if decoder else data
                 *lines, tail = (tail + data).split(b"\n")
                 yield from (line + b"\n" for line in lines)
                 continue
@@ -289,13 +350,22 @@ def follow(
                     yield tail + b"\n"
                     tail = b""
                 stream.close()
-                stream = open_bytes(path)
+                stream = _growing(path)
                 identity = Path(path).stat().st_ino
                 continue
             if stop():
                 if tail:
                     yield tail
                 return
+            yield None
             sleep(poll_s)
     finally:
         stream.close()
+
+
+def _growing(path: str) -> BinaryIO:
+    stream = open_bytes(path)
+    if not (isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO)):
+        stream.close()
+        raise UsageError(f"--follow: expected a plain file that grows, {path} is compressed; read it without --follow")
+    return stream

@@ -34,13 +34,23 @@ class BatchStats:
     prefill: int = 0
     decode: int = 0
     fresh: int = 0
-    cached_tokens: int = 0
-    new_tokens: int = 0
+    cached_by_rank: Counter[str] = field(default_factory=Counter)
+    new_by_rank: Counter[str] = field(default_factory=Counter)
     throughput_sum: float = 0.0
     throughput_max: float = 0.0
     throughput_lines: int = 0
     peaks: dict[str, Peak] = field(default_factory=dict)
     by_rank: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the cache; a batch that several TP ranks print is counted once."""
+        return _once(self.cached_by_rank)
+
+    @property
+    def new_tokens(self) -> int:
+        """Prompt tokens computed; a batch that several TP ranks print is counted once."""
+        return _once(self.new_by_rank)
 
     @property
     def hit_ratio(self) -> float | None:
@@ -56,7 +66,7 @@ class BatchStats:
     def peak(self, name: str, value: float, where: ev.Where) -> None:
         """Take a candidate for the largest value of a column."""
         known = self.peaks.get(name)
-        if math.isnan(value):
+        if not math.isfinite(value):
             return
         # rows come by phase, so a line that stands earlier may come later
         earlier = known is not None and value == known.value and where.file == known.where.file and where < known.where
@@ -75,15 +85,24 @@ class BatchStats:
                 self.peak(name, value, batch.where)
         if batch.phase == "prefill":
             self.prefill += 1
-            self.cached_tokens += batch.cached_token or 0
-            self.new_tokens += batch.new_token or 0
+            self.cached_by_rank[batch.rank.label] += batch.cached_token or 0
+            self.new_by_rank[batch.rank.label] += batch.new_token or 0
             return
         self.decode += 1
         self.fresh += fresh
-        if batch.gen_throughput is not None and not fresh:
+        if batch.gen_throughput is not None and math.isfinite(batch.gen_throughput) and not fresh:
             self.throughput_lines += 1
             self.throughput_sum += batch.gen_throughput
             self.throughput_max = max(self.throughput_max, batch.gen_throughput)
+
+
+def _once(by_rank: Counter[str]) -> int:
+    # with --enable-metrics-for-all-schedulers every TP rank prints the batches of its DP rank
+    groups: dict[tuple[str, ...], int] = {}
+    for label, tokens in by_rank.items():
+        group = tuple(tag for tag in label.split() if tag.startswith(("DP", "PP")))
+        groups[group] = max(groups.get(group, 0), tokens)
+    return sum(groups.values())
 
 
 @dataclass

@@ -24,9 +24,9 @@ UNITS: dict[str, Callable[[str], Any]] = {
     "ints": lambda text: tuple(int(number) for number in re.findall(r"\d+", text)),
 }
 _VALUES = {
-    "int": r"-?\d+(?:\.0)?(?![\d.]*\d)",
+    "int": r"-?\d+(?:\.0)?(?![\d.]*\d|[eE][+-]?\d)",
     "float": rf"{N}|inf|nan",
-    "str": r"[^\s,;)]+",
+    "str": r"[^\s,;)]*[^\s,;).]",
     "ms": N,
     "bool": "True|False",
     "gb": N,
@@ -62,10 +62,10 @@ class Pattern:
         object.__setattr__(self, "head", re.compile(self.begins))
         readers = []
         for key, name in self.keys.items():
-            unit = name.rpartition("__")[2]
-            readers.append(
-                (name.rpartition("__")[0], re.compile(rf"(?:^|[\s,.({{]){key} ?[:=] ?({_VALUES[unit]})"), UNITS[unit])
-            )
+            base, _, unit = name.rpartition("__")
+            # people who shorten a line leave the colon of a size out: "K 1.37 GB"
+            between = r"(?: ?[:=] ?| (?=[\d.-]+ ?GB))" if unit == "gib" else " ?[:=] ?"
+            readers.append((base, re.compile(rf"(?:^|[\s,.({{]){key}{between}({_VALUES[unit]})"), UNITS[unit]))
         object.__setattr__(self, "readers", tuple(readers))
 
     head: re.Pattern[str] = field(init=False)

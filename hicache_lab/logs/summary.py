@@ -9,6 +9,7 @@ from typing import Any
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.collect import Log
 from hicache_lab.logs.frames import ERROR_KINDS
+from hicache_lab.logs.prefix import printable
 from hicache_lab.logs.run import Peak, Run
 from hicache_lab.units import format_both, format_gb
 
@@ -87,7 +88,7 @@ def to_text(log: Log) -> str:
     names = ", ".join(source.name for source in log.sources)
     out = [f"{names}: {log.lines:,} lines, {log.recognised_lines:,} recognised"]
     out += [line for run in log.runs for line in _run_text(run)]
-    return "\n".join(out)
+    return "\n".join(printable(line) for line in out)
 
 
 def _run_text(run: Run) -> list[str]:

@@ -13,6 +13,7 @@ from hicache_lab.geometry import load_geometry
 from hicache_lab.host import HostMemory
 from hicache_lab.incident import Diagnosis, Facts, diagnose, gather
 from hicache_lab.incident.facts import RunFacts, run_facts
+from hicache_lab.incident.folder import sort_files
 from hicache_lab.incident.timeline import Moment, timeline
 from hicache_lab.launch import parse_server_args, render
 from hicache_lab.logs import events as ev
@@ -152,26 +153,10 @@ def _files(given: list[str], case: Case | None) -> tuple[list[str], list[str], l
             )
         kernels, series = ([found[kind]] if kind in found else [] for kind in ("kernel_log", "memory"))
         return [found["server_log"]], kernels, series
-    if len(given) == 1 and Path(given[0]).is_dir():
-        names = sorted(path for path in Path(given[0]).iterdir() if path.is_file() and not path.name.startswith("."))
-        kernels = [
-            str(p) for p in names if any(word in p.name.lower() for word in ("kernel", "dmesg", "kern.log", "journal"))
-        ]
-        series = [
-            str(p)
-            for p in names
-            if any(word in p.name.lower() for word in ("memory", "meminfo", "vmstat", "free", "watch"))
-            or p.suffix == ".csv"
-        ]
-        logs = [
-            str(p)
-            for p in names
-            if str(p) not in (*kernels, *series) and any(s in p.name for s in (".log", ".txt", ".out"))
-        ]
-        if not logs:
-            raise InputError(f"{given[0]}: no server log in this folder; name the log file itself")
-        return logs, kernels, series
-    return given, [], []
+    files = sort_files(given)
+    if not files.logs:
+        raise InputError(f"{', '.join(given)}: no server log among these files; name the log file itself")
+    return list(files.logs), list(files.kernel_logs), list(files.memory)
 
 
 def _question(facts: Facts, case: Case | None, diagnosis: Diagnosis) -> tuple[Question | None, str | None, str]:

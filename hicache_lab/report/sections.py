@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from hicache_lab import __version__
 from hicache_lab.casefile import Case, audit, levers
 from hicache_lab.figures.incident import incident_figure
 from hicache_lab.incident import Facts
+from hicache_lab.incident.diagnosis import also_in
 from hicache_lab.incident.facts import Evidence, RunFacts, run_facts
 from hicache_lab.incident.findings import Finding
 from hicache_lab.launch import parse_launch
@@ -39,7 +41,7 @@ def _head(post: Postmortem, document: Document) -> None:
     rows = [
         (
             "when",
-            f"{min(times):%Y-%m-%d %H:%M:%S} – {max(times):%H:%M:%S} ({post.timezone}, as printed)"
+            f"{min(times):%Y-%m-%d %H:%M:%S} – {_clock(max(times), times)} ({post.timezone}, as printed)"
             if times
             else "the logs carry no time",
         ),
@@ -93,10 +95,11 @@ def _comfortable(post: Postmortem) -> str:
 def _impact(post: Postmortem, document: Document) -> None:
     document.add(Heading("Impact"))
     rows = []
+    times = [at for run in post.facts.log.runs for at in (run.first, run.last) if at is not None]
     for seen in run_facts(post.facts):
         run = seen.run
         ready = run.milestone("ready")
-        state = f"ready at {ready.at:%H:%M:%S}" if ready and ready.at else "never ready"
+        state = f"ready at {_clock(ready.at, times)}" if ready and ready.at else "never ready"
         if run.batches.prefill or run.batches.decode:
             state = f"served {run.batches.prefill:,} prefill and {run.batches.decode:,} decode batches"
         ended = len(seen.kills) or len(seen.deaths)
@@ -122,8 +125,9 @@ def _timeline(post: Postmortem, document: Document) -> None:
     if figure is not None:
         document.add(FigureBlock(figure, f"Times in {post.timezone}, as printed; {post.origin}.", _sketch(post.facts)))
     rows = []
+    times = [moment.at for moment in post.moments if moment.at]
     for moment in post.moments:
-        when = f"{moment.at:%H:%M:%S}" if moment.at else "no time"
+        when = _clock(moment.at, times) if moment.at else "no time"
         quote = f": {moment.quote}" if moment.quote else ""
         rows.append((when, moment.source, f"{moment.what}{quote}", _place(moment.evidence)))
     document.add(Table((f"time ({post.timezone})", "who says so", "what", "where"), tuple(rows)))
@@ -132,6 +136,11 @@ def _timeline(post: Postmortem, document: Document) -> None:
         steps = tuple((str(moment.step), moment.what, moment.origin) for moment in post.case.timeline)
         document.add(Table(("step", "what", "origin"), steps))
     document.add(Room("Decisions and hand-overs that no log shows:"))
+
+
+def _clock(at: datetime, among: Sequence[datetime]) -> str:
+    """The time of day; with its date where the times are of several days."""
+    return f"{at:%H:%M:%S}" if len({one.date() for one in among}) < 2 else f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 def _sketch(facts: Facts) -> str:
@@ -203,8 +212,9 @@ def _arithmetic(seen: RunFacts, origin: str) -> tuple[tuple[str, str, str], ...]
 
 def _evidence(post: Postmortem, document: Document) -> None:
     document.add(Heading("Evidence"))
-    for finding in post.diagnosis.findings:
-        document.add(Heading(f"{finding.cause} ({finding.role}, {finding.confidence} confidence)", 3))
+    for finding, others in post.diagnosis.grouped():
+        launch = f", launch {finding.run}{also_in(others)}" if len(post.facts.log.runs) > 1 else ""
+        document.add(Heading(f"{finding.cause} ({finding.role}, {finding.confidence} confidence{launch})", 3))
         lines = [f"{_place(evidence)}  {evidence.text}" for evidence in finding.evidence[:_EXCERPT]]
         more = len(finding.evidence) - _EXCERPT
         document.add(Code("\n".join([*lines, *([f"… and {more} more lines"] if more > 0 else [])])))
@@ -214,7 +224,7 @@ def _evidence(post: Postmortem, document: Document) -> None:
 
 def _factors(post: Postmortem, document: Document) -> None:
     document.add(Heading("Contributing factors and consequences"))
-    rest = post.diagnosis.findings[1:]
+    rest = [finding for finding, _ in post.diagnosis.grouped()][1:]
     if rest:
         document.add(Table(("what", "role", "explanation"), tuple((f.cause, f.role, f.explanation) for f in rest)))
     document.add(
@@ -260,7 +270,7 @@ def _caught(post: Postmortem, document: Document) -> None:
 
 def _actions(post: Postmortem, document: Document) -> None:
     document.add(Heading("Action items"))
-    causes = [finding for finding in post.diagnosis.findings if finding.role != "consequence"]
+    causes = [finding for finding, _ in post.diagnosis.grouped() if finding.role != "consequence"]
     rows = [(f"{number}", remedy, "…", "…") for number, remedy in enumerate(_remedies(causes), 1)]
     rows.append((f"{len(rows) + 1}", "run hicache-lab preflight in the start script, before the server", "…", "…"))
     rows.append(
@@ -317,6 +327,8 @@ def _unknown(post: Postmortem, document: Document) -> None:
         items.append("memory over time: no series was given")
     if not post.facts.kernel:
         items.append("what the kernel did: no kernel log was given")
+    if post.diagnosis.warning:
+        items.append(post.diagnosis.warning)
     if post.why_no_answer:
         items.append(f"what preflight would have said: {post.why_no_answer}")
     assumed = [name for name, fact in post.case.facts.items() if fact.origin == "assumed"] if post.case else []
