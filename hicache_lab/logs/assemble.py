@@ -11,7 +11,6 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from hicache_lab.launch.dump import server_args_entries
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.batch import BOOLEANS, is_integer, parse_batch
 from hicache_lab.logs.patterns import LINES, MARKS, exception_of, match_message, unwrap
@@ -271,6 +270,8 @@ class Assembler:
             "prefix": head.prefix,
         }
         if message.startswith("server_args="):
+            from hicache_lab.launch.dump import server_args_entries  # while the scanner reads on
+
             message = common["text"] = _SECRET.sub(r"\1'***'", message)
             return ev.ServerArgs(**common, variant="server_args", args=MappingProxyType(server_args_entries(message)))
         if (batch := self._batch(message, common, cut)) is not None:
