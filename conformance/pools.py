@@ -30,6 +30,10 @@ CLASSES = {
 }
 
 
+class Lacking(Exception):
+    """The release has no such class, function or input; a KeyError of the release's own code is something else."""
+
+
 def pool_class(modules: Modules, kind: str) -> Any | None:
     """The release's host-pool class of a kind; None when it has none."""
     for module in modules.values():
@@ -126,11 +130,11 @@ def construct(modules: Modules, case: Case) -> Any:
     """Call the release's own constructor as the release itself would.
 
     Raises:
-        LookupError: the release lacks the class or an input that the case needs.
+        Lacking: the release lacks the class or an input that the case needs.
     """
     cls = pool_class(modules, case["kind"])
     if cls is None:
-        raise LookupError(f"no {case['kind']} host pool")
+        raise Lacking(f"no {case['kind']} host pool")
     if case["kind"] == "mamba":
         return _mamba(modules, cls, case)
     if case["kind"] == "dsa_indexer":
@@ -158,7 +162,7 @@ def _key_value(modules: Modules, cls: Any, case: Case) -> Any:
         if name in known:
             common[name] = value
         elif value != default:
-            raise LookupError(f"{cls.__name__} takes no {name}")
+            raise Lacking(f"{cls.__name__} takes no {name}")
     drafts = [device_pool(case, 1) for _ in range(case.get("draft_layers", 0))]
     if "buffer_info" in known:
         common |= {
@@ -171,7 +175,7 @@ def _key_value(modules: Modules, cls: Any, case: Case) -> Any:
             common["target_layer_num"] = pool.layer_num
         return cls(_info(modules, pool), host_to_device_ratio=case["ratio"], **common)
     if drafts and "mtp_draft_device_pools" not in known:
-        raise LookupError(f"{cls.__name__} takes no draft layers")
+        raise Lacking(f"{cls.__name__} takes no draft layers")
     if drafts:
         common["mtp_draft_device_pools"] = tuple(drafts)
     return cls(pool, host_to_device_ratio=case["ratio"], **common)

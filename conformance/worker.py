@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed
-from pools import construct
+from pools import Lacking, construct
 from stand_ins import POOLS, ReleaseFinder
 
 GIB = 2**30
@@ -245,13 +245,13 @@ def run_function(modules: dict[str, Any], machine: Machine, case: dict[str, Any]
 def _budget(modules: dict[str, Any], _case: dict[str, Any]) -> dict[str, Any]:
     base = modules.get("pool_host.base")
     if not hasattr(base, "host_memory_budget_bytes"):
-        raise LookupError("no host_memory_budget_bytes")
+        raise Lacking("no host_memory_budget_bytes")
     return {"result": base.host_memory_budget_bytes(), "ranks_per_host": base.ranks_per_host()}
 
 
 def _available(modules: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
     if "host_memory" not in modules:
-        raise LookupError("no available_host_memory_bytes")
+        raise Lacking("no available_host_memory_bytes")
     function = modules["host_memory"].available_host_memory_bytes
     known = inspect.signature(function).parameters
     options = {"allow_cgroup_fallback"} & set(known)
@@ -263,7 +263,7 @@ def _split(_modules: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
         assembler = importlib.import_module(f"{POOLS}.hybrid_cache.hybrid_pool_assembler")
         split = assembler.__dict__["_split_hicache_size"]
     except (ModuleNotFoundError, KeyError):
-        raise LookupError("no _split_hicache_size") from None
+        raise Lacking("no _split_hicache_size") from None
     pools = [
         SimpleNamespace(
             get_kv_size_bytes=lambda size=size: tuple(size) if isinstance(size, list) else size,
@@ -289,7 +289,7 @@ def main(root: str, release: str, cases: str, out: str) -> None:
             run = run_function if case["kind"] in _FUNCTIONS else run_pool
             try:
                 made = run(modules, machine, case)
-            except LookupError as lacking:
+            except Lacking as lacking:
                 skipped[str(lacking)] = skipped.get(str(lacking), 0) + 1
                 continue
             results.write(json.dumps(made | {"release": release}, sort_keys=True) + "\n")

@@ -1,5 +1,6 @@
 """The conformance harness's own side: cases, reporting and refusals (the releases' code runs in `make conformance`)."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -61,6 +62,33 @@ def test_a_mismatch_names_era_field_and_case(harness) -> None:
     assert "not carried out: 35 × no nsa host pool" in said
     assert f"{len(records) - 1} of {len(records)} cases equal" in said
     assert "NOT examined before" in "\n".join(run.lines("0.9.0", 1, {}, report))
+
+
+def test_a_whole_kind_that_was_not_carried_out_is_no_agreement(harness, tmp_path, capsys, monkeypatch) -> None:
+    run, _, _ = harness
+    records = [record for _, record in outcome_of_library("0.5.23") if record["kind"] == "mha"]
+    monkeypatch.setattr(run, "unpacked", lambda release, cache: tmp_path)
+
+    def execute(release, root, python, cases, out):
+        out.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return len(records), {"no mla host pool": 200}
+
+    monkeypatch.setattr(run, "execute", execute)
+    words = ["--release", "0.5.23", "--cache", str(tmp_path), "--python", sys.executable]
+    assert run.main(words) == 1
+    assert "no case of an mla pool could be carried out" in capsys.readouterr().err
+    records += [record for _, record in outcome_of_library("0.5.23") if record["kind"] == "mla"]
+    assert run.main(words) == 0
+    del records[10:]
+    assert run.main(words) == 1
+    assert "only 10 cases could be carried out" in capsys.readouterr().err
+
+
+def test_an_error_of_the_release_is_not_taken_for_a_lacking_class() -> None:
+    worker = ast.parse((CONFORMANCE / "worker.py").read_text())
+    handlers = [ast.unparse(node.type) for node in ast.walk(worker) if isinstance(node, ast.ExceptHandler)]
+    assert "Lacking" in handlers
+    assert not {"LookupError", "Exception", "BaseException"} & set(handlers)
 
 
 def test_failures_are_said_with_their_reason(harness, tmp_path, capsys, monkeypatch) -> None:

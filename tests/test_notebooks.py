@@ -10,8 +10,11 @@ from typing import Any
 import nbformat
 import pytest
 
+from hicache_lab.errors import HostError
+from hicache_lab.replay.cgroup import memory_group
 from hicache_lab.resources import data_dir, notebooks_dir
 from hicache_lab.runs import RunResult, execute, inspect_parameters, load_result
+from hicache_lab.units import MB
 
 NOTEBOOKS = sorted(notebooks_dir().glob("*.ipynb"))
 WIDGETS = re.compile(r"\bTuner\(|\bwidgets\.")
@@ -122,6 +125,7 @@ def test_01_tells_the_incident(tmp_path: Path) -> None:
     assert result.value("per_rank_tokens") == 4_269_126
     assert round(result.value("host_gb")) == 2400
     assert result.figures["peak_used_gb"].source == "reconstructed"
+    assert (result.value("replayed_oom_kills"), result.figures["replayed_oom_kills"].source) == (7, "simulated")
     settings = {row["setting"]: (row["verdict"], row["host (GB)"]) for row in result.value("settings")}
     assert settings["--hicache-size 48"] == ("TIGHT", 384.0)
     assert settings["--hicache-ratio 2.5"] == ("FITS", 163.0)
@@ -139,8 +143,14 @@ def test_01_takes_another_incident_folder(tmp_path: Path) -> None:
     shutil.copytree(data_dir() / "incidents" / "kimi-k25-hicache-300", tmp_path / "mine")
     path = tmp_path / "mine" / "incident.json"
     path.write_text(path.read_text().replace("--hicache-size 300", "--hicache-size 43"))
-    result = run("01_incident", tmp_path / "run", incident=str(tmp_path / "mine"))
+    try:
+        with memory_group(64 * MB):
+            source = "replayed"
+    except HostError:  # no memory control group here: the model alone tells the race
+        source = "simulated"
+    result = run("01_incident", tmp_path / "run", incident=str(tmp_path / "mine"), physical=source == "replayed")
     assert (result.value("verdict"), round(result.value("host_gb"))) == ("FITS", 344)
+    assert (result.value("replayed_oom_kills"), result.figures["replayed_oom_kills"].source) == (0, source)
 
 
 def test_02_explains_a_release(tmp_path: Path) -> None:

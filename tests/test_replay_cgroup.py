@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from hicache_lab.errors import HostError
+from hicache_lab.replay import _janitor
 from hicache_lab.replay.cgroup import (
     PREFIX,
+    Group,
     Layout,
     Tree,
     find_layout,
@@ -223,6 +225,40 @@ def test_a_parent_elsewhere_is_refused(tmp_path) -> None:
         memory_group(MB, parent=tmp_path, layout=find_layout(proc), tree=Files(2)),
     ):
         pass
+
+
+def test_a_parent_that_leads_elsewhere_is_refused(tmp_path) -> None:
+    proc, mount = v2_machine(tmp_path, "/", {"": "memory"})
+    (tmp_path / "cpu").mkdir()
+    (mount / "link").symlink_to(tmp_path / "cpu")
+    for parent in (mount / "../cpu", mount / "link"):
+        with (
+            pytest.raises(HostError, match="--cgroup: expected a group below"),
+            memory_group(MB, parent=parent, layout=find_layout(proc), tree=Files(2)),
+        ):
+            pass
+    assert not list((tmp_path / "cpu").iterdir())
+
+
+def test_the_controller_stays_while_another_replay_has_a_group_there(tmp_path) -> None:
+    (tmp_path / "cgroup.subtree_control").write_text("memory")
+    (tmp_path / f"{PREFIX}1-aa").mkdir()
+    _janitor.withdraw(tmp_path)
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "memory"
+    (tmp_path / f"{PREFIX}1-aa").rmdir()
+    _janitor.withdraw(tmp_path)
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "-memory"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_kernel_that_does_not_count_kills_is_refused(tmp_path, version) -> None:
+    Files(version).make(tmp_path / "g")
+    group = Group(tmp_path / "g", version, MB, Files(version))
+    assert group.oom_kills() == 2
+    file = tmp_path / "g" / ("memory.events" if version == 2 else "memory.oom_control")
+    file.write_text(file.read_text().replace("oom_kill 2\n", ""))
+    with pytest.raises(HostError, match="does not count OOM kills"):
+        group.oom_kills()
 
 
 def test_only_groups_of_dead_replays_are_removed(tmp_path) -> None:

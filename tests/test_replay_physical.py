@@ -106,9 +106,6 @@ def test_nothing_stays_behind_after_any_exit(refusal, end) -> None:
     process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1], stderr=subprocess.DEVNULL)
     mount = find_layout().mount
 
-    def running() -> bool:
-        return group.exists() or any(psutil.pid_exists(int(pid)) for pid in ranks)
-
     try:
         group, ranks = None, []
         deadline = time.monotonic() + 20
@@ -127,6 +124,74 @@ def test_nothing_stays_behind_after_any_exit(refusal, end) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_later_checks_see_what_the_model_says_at_any_speed(refusal) -> None:
+    # 2 s of skew are 7 ms here: no machine keeps that pace unless the ranks wait for each other
+    story = replace(INCIDENT, skew_seconds=2)
+    told = enacted(story, refusal)
+    if told is None:
+        return
+    said = simulate(story)
+    assert (told.outcome, told.oom_kills, told.refused) == ("oom", 7, 0)
+    for real, model in zip(told.ranks, said.ranks, strict=True):
+        assert real.saw_bytes * told.scale == pytest.approx(model.saw_bytes, abs=2 * GB), real.rank
+    times = [sample.seconds for sample in told.samples]
+    assert times == sorted(times), "the story's clock never runs backwards"
+
+
+def test_hours_between_checks_are_skipped(refusal) -> None:
+    began = time.monotonic()
+    told = enacted(replace(INCIDENT, requested_bytes=48 * GB, ranks=3, skew_seconds=100_000), refusal)
+    if told is None:
+        return
+    assert (told.outcome, told.survivors) == ("fits", 3)
+    assert told.samples[-1].seconds > 200_000
+    assert time.monotonic() - began < 30, "at this speed the wait alone would take an hour"
+
+
+def test_a_rank_killed_by_somebody_else_is_no_oom_kill(refusal, monkeypatch) -> None:
+    check = physical._Cast._check
+
+    def and_kill(cast, due):
+        refused = check(cast, due)
+        cast.actors[0].process.kill()
+        return refused
+
+    monkeypatch.setattr(physical._Cast, "_check", and_kill)
+    with pytest.raises(
+        HostError, match="not by the control group's OOM killer" if refusal is None else "control group"
+    ):
+        enact(replace(INCIDENT, requested_bytes=48 * GB), pin_seconds=0.5)
+
+
+def test_a_rank_that_cannot_have_its_memory_is_an_error_not_a_fit(refusal, monkeypatch) -> None:
+    popen = subprocess.Popen
+
+    def limited(command, **rest):
+        if command[3].endswith("_rank.py"):
+            command = ["/bin/sh", "-c", 'ulimit -v 200000; exec "$@"', "sh", *command]
+        return popen(command, **rest)
+
+    monkeypatch.setattr(physical.subprocess, "Popen", limited)
+    with pytest.raises(HostError, match="Cannot allocate memory" if refusal is None else "control group"):
+        enact(INCIDENT, pin_seconds=0.5)
+
+
+def test_processes_that_cannot_be_started_are_counted(refusal, monkeypatch) -> None:
+    popen, started = subprocess.Popen, []
+
+    def some(command, **rest):
+        if command[3].endswith("_rank.py"):
+            started.append(command)
+            if len(started) > 5:
+                raise OSError(24, "Too many open files")
+        return popen(command, **rest)
+
+    monkeypatch.setattr(physical.subprocess, "Popen", some)
+    expected = "5 of 8 rank processes could be started: Too many open files" if refusal is None else "control group"
+    with pytest.raises(HostError, match=expected):
+        enact(INCIDENT)
 
 
 def test_never_above_the_cap() -> None:

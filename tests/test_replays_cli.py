@@ -2,11 +2,17 @@
 
 import json
 import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hicache_lab.cli import main
+from hicache_lab.cli.replays import replay_lines
 from hicache_lab.errors import HostError
+from hicache_lab.replay import Sample, simulate, story_of_release
 from hicache_lab.replay.cgroup import memory_group
 from hicache_lab.units import MB
 
@@ -71,7 +77,12 @@ def test_the_map_as_text_and_json(capsys) -> None:
         (["--hicache-size", "0"], "--hicache-size"),
         (["--hicache-size", "nan"], "--hicache-size"),
         (["--available", "500GB"], "--available"),
+        (["--host-ram", "3GB"], "--host-ram: expected more than the 4.00 GB that others are taken to use"),
         (["--ranks", "0"], "--ranks"),
+        (["--ranks", "1025"], "--ranks: expected the ranks of one host, at most 1024"),
+        (["--scale", "500"], "--scale: belongs to the physical replay"),
+        (["--cap", "2GB"], "--cap: belongs to the physical replay"),
+        (["--cgroup", "x"], "--cgroup: belongs to the physical replay"),
         (["--skew", "-1"], "--skew"),
         (["--pin-rate", "0GB"], "--pin-rate"),
         (["--sglang-version", "0.4.5"], "--hicache-size exists from 0.4.5.post3"),
@@ -83,6 +94,30 @@ def test_the_map_as_text_and_json(capsys) -> None:
 def test_wrong_values_name_their_flag(capsys, words, said) -> None:
     assert main(["replay", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_one_rank_is_one_rank(capsys) -> None:
+    assert main(["replay", "--ranks", "1"]) == 0
+    assert capsys.readouterr().out.startswith("FITS  1 rank × 300.00 GB")
+
+
+def test_processes_larger_than_the_story_are_said() -> None:
+    story = story_of_release("0.5.8", size_gb=300)
+    told = replace(simulate(story), scale=20_000, samples=(Sample(0.0, 520_000, (0,) * 8),))
+    [line] = [line for line in replay_lines(told) if "themselves" in line]
+    assert "hold 10.40 GB at this scale, the story has 4.00 GB in use" in line
+    assert not any("themselves" in line for line in replay_lines(simulate(story)))
+
+
+def test_an_output_that_is_full_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hicache_lab", "replay"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "hicache-lab replay: the output could not be written: No space left on device\n",
+    )
 
 
 def test_unknown_releases_are_refused(capsys) -> None:

@@ -228,6 +228,55 @@ def test_one_change_is_said_loudly_with_its_line(tmp_path, fact, parts, machine,
     assert source.MEANING[fact] in out
 
 
+WRITES = [
+    "setattr(self, 'size', 5)",
+    "self.size, self.spare = 5, 6",
+    "self.size: int = 5",
+    "self.size_per_token *= 2",
+    "self.size_per_token = 2 * self.size_per_token",
+    "self.page_size *= 2",
+    "host_size = host_size // 8",
+    "del self.size",
+    "match page_size:\n            case 1:\n                self.size = 5",
+    "try:\n            pass\n        except OSError:\n            self.size = 5",
+]
+# (what is said, how many lines below its first it stands, what is put before the check)
+CHECKED_OTHERWISE = [
+    ("unread", 1, "for more in pools:\n            budget += more"),
+    ("unread", 0, "self.spare = (budget := 10**15)"),
+    ("unread", 0, "with machine() as budget:\n            pass"),
+    ("unread", 3, "try:\n            pass\n        finally:\n            needed = 0"),
+    ("unread", 0, "import machine as budget"),
+    ("unread", 0, "for budget in pools:\n            pass"),
+    ("check_reached", 1, "if self.dummy:\n            return"),
+    ("check_reached", 0, "if pinned:\n         "),
+    ("check_reached", 0, "with suppress(ValueError):\n         "),
+]
+
+
+@pytest.mark.parametrize("write_", WRITES)
+def test_a_quantity_written_in_another_way_is_no_match(tmp_path, write_) -> None:
+    reading = read(tmp_path, {"not_larger": f"{write_}\n        {PARTS['not_larger']}"}, NO_CACHE)
+    assert not reading.matches
+    [difference] = [difference for difference in reading.differences if difference.name == "unread"]
+    assert difference.line is not None
+    assert difference.line.text.split()[0] == write_.split()[0] or "self.size = 5" in difference.line.text
+
+
+@pytest.mark.parametrize(("fact", "below", "before"), CHECKED_OTHERWISE)
+def test_a_check_that_is_changed_or_passed_by_is_no_match(tmp_path, fact, below, before, capsys) -> None:
+    root = write(tmp_path, {}, NO_CACHE)
+    file = root / "sglang/srt/mem_cache/pool_of_host.py"
+    text = file.read_text()
+    head, check = text.split("        if needed > budget:\n", 1)
+    gap = "\n        if needed > budget:\n" if not before.endswith(" ") else "   if needed > budget:\n    "
+    file.write_text(f"{head}        {before}{gap}{check}")
+    assert main(["read-source", str(root)]) == 3
+    out = capsys.readouterr().out
+    assert "NO MATCH" in out
+    assert f"pool_of_host.py:{1 + head.count(chr(10)) + below}: {source.MEANING[fact]}" in out
+
+
 def test_code_of_another_era_than_the_version_says(tmp_path, capsys) -> None:
     root = write(tmp_path, {}, NO_CACHE, version="0.5.19")
     reading = source.read_source(source.open_tree(root))

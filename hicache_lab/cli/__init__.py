@@ -8,6 +8,7 @@ argparse does not know as ``args.rest``; those in ``TAKES_LINE`` get what stands
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -69,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.rest, args.line = rest, line
     assert module is not None
     try:
-        return int(module.run(args.command, args))
+        code = int(module.run(args.command, args))
+        sys.stdout.flush()
+        return code
     except HicacheLabError as error:
         print(f"hicache-lab {args.command}: {error}", file=sys.stderr)
         return error.exit_code
@@ -77,6 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader (head, less) has left: not our error, and nothing more may be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        # an output that takes nothing more (a full disk behind ">"): files a command reads or writes have their own
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"hicache-lab {args.command}: the output could not be written: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"hicache-lab {args.command}: interrupted", file=sys.stderr)
         return 130

@@ -36,8 +36,8 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     add("--no-launcher", action="store_true", help="a refusal ends its rank only, not the whole launch")
     add("--map", action="store_true", help="the outcome for every skew and size, instead of one story")
     add("--physical", action="store_true", help="real processes in a memory control group, killed by the kernel")
-    add("--scale", type=int, default=1000, help="physical: bytes are divided by this (1000)")
-    add("--cap", default="1GB", help="physical: never a larger control group than this (1GB)")
+    add("--scale", type=int, help="physical: bytes are divided by this (1000)")
+    add("--cap", help="physical: never a larger control group than this (1GB)")
     add("--cgroup", type=Path, help="physical: work below this control group only")
     add("--json", action="store_true", help="one JSON object")
 
@@ -49,6 +49,11 @@ def run(command: str, args: argparse.Namespace) -> int:
 
 def _story(args: argparse.Namespace) -> Story:
     host = parse_bytes(args.host_ram, what="--host-ram")
+    if args.available is None and host <= INCIDENT_OTHER_BYTES:
+        raise UsageError(
+            f"--host-ram: expected more than the {format_gb(INCIDENT_OTHER_BYTES)} that others are taken to use, got "
+            f"{format_gb(host)}; say what is --available"
+        )
     available = (
         host - INCIDENT_OTHER_BYTES if args.available is None else parse_bytes(args.available, what="--available")
     )
@@ -70,6 +75,9 @@ def _story(args: argparse.Namespace) -> Story:
 
 
 def _replay(args: argparse.Namespace) -> int:
+    for flag, value in [("--scale", args.scale), ("--cap", args.cap), ("--cgroup", args.cgroup)]:
+        if value is not None and not args.physical:
+            raise UsageError(f"{flag}: belongs to the physical replay; add --physical, or leave it out")
     story = _story(args)
     if args.map:
         if args.physical:
@@ -78,8 +86,9 @@ def _replay(args: argparse.Namespace) -> int:
     said = replay.simulate(story)
     told = said
     if args.physical:
-        cap = parse_bytes(args.cap, what="--cap")
-        told = replay.enact(story, scale=args.scale, cap_bytes=cap, parent=args.cgroup)
+        cap = parse_bytes(args.cap or "1GB", what="--cap")
+        scale = 1000 if args.scale is None else args.scale
+        told = replay.enact(story, scale=scale, cap_bytes=cap, parent=args.cgroup)
     if args.json:
         print(json.dumps(replay_json(told), indent=1))
     else:
@@ -101,7 +110,7 @@ def replay_lines(told: Replay) -> list[str]:
     story = told.story
     scaled = f", really 1:{told.scale}" if told.scale > 1 else ""
     lines = [
-        f"{told.outcome.upper()}  {story.ranks} ranks × {format_gb(story.requested_bytes)} = "
+        f"{told.outcome.upper()}  {_ranks(story)} × {format_gb(story.requested_bytes)} = "
         f"{format_gb(story.ranks * story.requested_bytes)} on a host with {format_gb(story.host_bytes)} "
         f"({format_gb(story.available_bytes)} available)  [SGLang {story.guard.release}, {told.provenance}{scaled}]"
     ]
@@ -110,6 +119,12 @@ def replay_lines(told: Replay) -> list[str]:
     if story.pool_bytes != story.requested_bytes:
         lines.append(
             f"  each pool takes {format_gb(story.pool_bytes)}: torch's pinned allocator rounds up to a power of two"
+        )
+    held = told.samples[0].used_bytes * told.scale
+    if held > story.other_bytes + story.host_bytes // 100:
+        lines.append(
+            f"  the processes themselves hold {format_gb(held)} at this scale, the story has "
+            f"{format_gb(story.other_bytes)} in use before the first check: a smaller --scale is truer"
         )
     lines.append(f"  {'rank':>4} {'checks at':>10} {'sees':>12} {'may take':>12} {'held':>12}  fate")
     for rank in told.ranks:
@@ -171,6 +186,10 @@ def replay_json(told: Replay) -> dict[str, Any]:
     }
 
 
+def _ranks(story: Story) -> str:
+    return "1 rank" if story.ranks == 1 else f"{story.ranks} ranks"
+
+
 def _map(story: Story, as_json: bool) -> int:
     """Skew down, size across; the story's own size and skew are among them."""
     fair = story.available_bytes / story.ranks / GB
@@ -183,9 +202,7 @@ def _map(story: Story, as_json: bool) -> int:
             json.dumps({"skews_seconds": drawn.skews_seconds, "sizes_gb": drawn.sizes_gb, "outcomes": drawn.outcomes})
         )
         return 0
-    print(
-        f"SGLang {story.guard.release}, {story.ranks} ranks, {format_gb(story.available_bytes)} available [simulated]"
-    )
+    print(f"SGLang {story.guard.release}, {_ranks(story)}, {format_gb(story.available_bytes)} available [simulated]")
     print("seconds between checks \\ GB per rank")
     print(" " * 8 + "".join(f"{size:>9g}" for size in sizes))
     for skew, row in zip(drawn.skews_seconds, drawn.outcomes, strict=True):

@@ -38,8 +38,13 @@ def sweep(group: Path, patience_seconds: float = 10.0) -> bool:
 
 
 def withdraw(parent: Path) -> None:
-    """Take back the memory controller that a replay handed to the groups below ``parent`` (cgroup v2)."""
-    with contextlib.suppress(OSError):  # somebody else uses it by now: leave it
+    """Take back the memory controller that a replay handed to the groups below ``parent`` (cgroup v2).
+
+    Not while another replay's group is there: the kernel would take its limit away without a word.
+    """
+    if any(parent.glob("hicache-lab-*")):
+        return
+    with contextlib.suppress(OSError):  # a group below hands it on by now: leave it
         (parent / "cgroup.subtree_control").write_text("-memory")
 
 

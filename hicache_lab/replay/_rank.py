@@ -1,8 +1,8 @@
 """One rank of a physical replay: joins the group, checks, makes pages resident. Standard library only.
 
-Commands on standard input, one a line: ``check``, ``pin``, and ``take N`` (resident at once, for the host's
-other memory); its end means exit. Replies on standard output: ``ready``, ``saw BYTES BUDGET yes|no``,
-``full``, or ``failed REASON``.
+Commands on standard input, one a line: ``check``, ``pin [N ...]`` (wait at each of these sizes for ``go``), and
+``take N`` (resident at once, for the host's other memory); its end means exit. Replies on standard output:
+``ready``, ``saw BYTES BUDGET yes|no``, ``at N``, ``full``, or ``failed REASON``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,19 @@ CHUNK = 1 << 16
 
 
 def say(words: str) -> None:
-    """One reply line."""
-    sys.stdout.write(words + "\n")
-    sys.stdout.flush()
+    """One reply line, unbuffered: nothing is left to write when the reader has gone."""
+    os.write(sys.stdout.fileno(), f"{words}\n".encode())
+
+
+def heard() -> list[str]:
+    """The next command's words; empty at the end of standard input."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(sys.stdin.fileno(), 1)
+        if not byte:
+            return []
+        line += byte
+    return line.decode().split()
 
 
 def commanded(wait_seconds: float) -> bool:
@@ -30,17 +40,23 @@ def commanded(wait_seconds: float) -> bool:
     return bool(select.select([sys.stdin], [], [], max(wait_seconds, 0.0))[0])
 
 
-def take(n_bytes: int, bytes_per_second: float) -> mmap.mmap | None:
-    """Make ``n_bytes`` resident at a rate; None when told to stop meanwhile."""
+def take(n_bytes: int, bytes_per_second: float, stops: list[int]) -> mmap.mmap | None:
+    """Make ``n_bytes`` resident at a rate, waiting at each of ``stops``; None when told to end meanwhile."""
     pool = mmap.mmap(-1, max(n_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages
             pool.madvise(mmap.MADV_NOHUGEPAGE)
-    page, start = b"\x01" * CHUNK, time.monotonic()
-    for offset in range(0, n_bytes, CHUNK):
-        size = min(CHUNK, n_bytes - offset)
+    page, start, offset = b"\x01" * CHUNK, time.monotonic(), 0
+    while offset < n_bytes:
+        while stops and stops[0] <= offset:
+            say(f"at {stops.pop(0)}")
+            if heard() != ["go"]:
+                return None
+            start = time.monotonic() - offset / bytes_per_second
+        size = min(CHUNK, n_bytes - offset, stops[0] - offset if stops else CHUNK)
         pool[offset : offset + size] = page[:size]
-        if commanded(start + (offset + size) / bytes_per_second - time.monotonic()):
+        offset += size
+        if commanded(start + offset / bytes_per_second - time.monotonic()):
             return None
     return pool
 
@@ -59,21 +75,22 @@ def main() -> None:
         return
     say("ready")
     pool = None
-    while line := os.read(sys.stdin.fileno(), 64):
-        words = line.decode().split()
+    while words := heard():
         if words[0] == "check":
             used = int((group / plan["usage_file"]).read_text())
             seen = max(plan["limit_bytes"] - used, 0)
             budget = (seen - plan["reserve_bytes"]) // plan["divisor"]
             say(f"saw {seen} {budget} {'yes' if plan['requested_bytes'] <= budget else 'no'}")
-        elif words[0] == "pin":
-            pool = take(plan["pool_bytes"], plan["bytes_per_second"])
-            if pool is None:
-                return
-            say("full")
-        elif words[0] == "take":
-            pool = take(int(words[1]), 1e12)
-            say("full")
+            continue
+        size, rate = (int(words[1]), 1e12) if words[0] == "take" else (plan["pool_bytes"], plan["bytes_per_second"])
+        try:
+            pool = take(size, rate, [int(word) for word in words[1:]] if words[0] == "pin" else [])
+        except OSError as error:  # a limit of its own (ulimit), or no overcommit
+            say(f"failed {error.strerror}: no {size:,} bytes of address space")
+            return
+        if pool is None:
+            return
+        say("full")
 
 
 if __name__ == "__main__":

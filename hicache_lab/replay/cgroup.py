@@ -87,9 +87,17 @@ class Group:
         return int(self.tree.read(file)) if file.exists() else None
 
     def oom_kills(self) -> int:
-        """Processes of this group that the kernel's OOM killer ended, by the kernel's count."""
+        """Processes of this group that the kernel's OOM killer ended, by the kernel's count.
+
+        Raises:
+            HostError: a kernel before Linux 4.13, which does not count them.
+        """
         file = self.path / ("memory.events" if self.version == 2 else "memory.oom_control")
         counts = dict(line.split() for line in self.tree.read(file).splitlines())
+        if "oom_kill" not in counts:
+            raise HostError(
+                f"{file}: this kernel does not count OOM kills (Linux 4.13 and later do); use the virtual one"
+            )
         return int(counts["oom_kill"])
 
 
@@ -251,6 +259,7 @@ def memory_group(
     """
     layout = layout or find_layout()
     tree = tree or Tree()
+    parent = parent and parent.resolve()
     if parent is not None and not parent.is_relative_to(layout.mount):
         raise HostError(f"--cgroup: expected a group below {layout.mount}, got {parent}")
     parents = [parent] if parent is not None else layout.ancestry(layout.own)
@@ -264,6 +273,9 @@ def memory_group(
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
+    except OSError as error:
+        tree.remove(path)
+        raise HostError(f"no process to clean up after the replay could be started: {error.strerror}") from None
     except BaseException:
         tree.remove(path)
         raise

@@ -65,8 +65,9 @@ def enact(
     """Tell the story with real processes, a memory control group and the kernel's own OOM killer.
 
     Ranks that are to check at the same moment do so before any of them takes a page, as SGLang's ranks do,
-    which run in lock step; each reads the group's memory itself and decides itself. On a machine too busy to
-    keep the pace, later checks wait until the earlier ranks hold what the story says.
+    which run in lock step; each reads the group's memory itself and decides itself. At each later check the earlier
+    ranks hold what the story says, no more and no less, however busy the machine; while nobody makes pages
+    resident, the story's clock skips to the next check.
 
     Args:
         story: the launch at full size.
@@ -95,13 +96,19 @@ def enact(
         with _Cast(story, group, scale, story.pin_seconds / pin_seconds) as cast:
             with _sampled(cast):
                 cast.play()
-            peak = group.peak_bytes()
+            peak, kills = group.peak_bytes(), group.oom_kills()
+            ranks = tuple(cast.told(actor) for actor in cast.actors)
+            if (others := sum(rank.fate == "oom_killed" for rank in ranks) - kills) > 0:
+                raise HostError(
+                    f"{others} replayed ranks were killed, but not by the control group's OOM killer (it counts "
+                    f"{kills}): somebody else killed them; start the replay again"
+                )
             return Replay(
                 story=story,
                 provenance="replayed",
-                ranks=tuple(cast.told(actor) for actor in cast.actors),
+                ranks=ranks,
                 samples=tuple(cast.samples),
-                oom_kills=group.oom_kills(),
+                oom_kills=kills,
                 peak_bytes=peak if peak is not None else max(s.used_bytes for s in cast.samples),
                 scale=scale,
                 speed=cast.speed,
@@ -120,6 +127,8 @@ class _Actor:
     saw: int | None = None
     budget: int | None = None
     passed: bool | None = None
+    stops: list[int] = field(default_factory=list)  # arrivals of later ranks at which this one waits
+    waits: bool = False  # at the first of its stops
     full: bool = False
     stopped: bool = False
     idle: int = 0  # what the process itself held before it took a page
@@ -133,6 +142,11 @@ class _Actor:
             self.process.stdin.flush()
         except BrokenPipeError:  # the kernel was faster
             pass
+
+    @property
+    def pinning(self) -> bool:
+        """Whether it is making pages resident."""
+        return self.passed is True and not self.full and self.process.poll() is None
 
     @property
     def fate(self) -> Fate:
@@ -154,6 +168,7 @@ class _Cast:
     actors: list[_Actor] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     began: float = 0.0
+    latest: float = 0.0
     other: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> _Cast:
@@ -206,42 +221,49 @@ class _Cast:
             "divisor": story.ranks if story.guard.divides_by_ranks else 1,
             "bytes_per_second": story.pin_bytes_per_second * self.speed / self.scale,
         }
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", _rank.__file__, json.dumps(plan)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", _rank.__file__, json.dumps(plan)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise HostError(
+                f"{len(self.actors)} of {story.ranks} rank processes could be started: {error.strerror}; "
+                f"use fewer --ranks or raise the limit (ulimit -n, ulimit -u)"
+            ) from None
 
     @staticmethod
-    def _expect(process: subprocess.Popen[bytes], word: str) -> list[str]:
-        """The next reply, which must begin with ``word``; empty when the process has been killed."""
+    def _expect(process: subprocess.Popen[bytes], *known: str) -> list[str]:
+        """The next reply, which must begin with a ``known`` word; empty when the process has been killed."""
         assert process.stdout is not None
         if not select.select([process.stdout], [], [], DEADLINE_SECONDS)[0]:
             raise HostError(f"a replayed rank did not answer for {DEADLINE_SECONDS:.0f} s; the machine is too busy")
         words = process.stdout.readline().decode().split()
         if not words and process.wait() == -signal.SIGKILL:
             return []
-        if not words or words[0] != word:
-            raise HostError(
-                f"a replayed rank could not start in its control group: {' '.join(words[1:]) or 'it ended'}; "
-                f"use --cgroup with a group delegated to you, or the virtual replay"
-            )
-        return words[1:]
+        if not words or words[0] not in known:
+            reason = " ".join(words[1:]) or f"it ended with exit code {process.wait()}"
+            hint = "use --cgroup with a group delegated to you, or " if "ready" in known else "use "
+            raise HostError(f"a replayed rank failed in its control group: {reason}; {hint}the virtual replay")
+        return words
 
     def now(self) -> float:
-        """Seconds in the story's time."""
-        return (time.monotonic() - self.began) * self.speed
+        """Seconds in the story's time; never less than before."""
+        self.latest = max(self.latest, (time.monotonic() - self.began) * self.speed)
+        return self.latest
 
     def play(self) -> None:
         """From the first check until everybody is full, refused, stopped or killed."""
         self.began = time.monotonic()
         stop_at: float | None = None
-        deadline = self.began + DEADLINE_SECONDS
+        deadline = self.began + DEADLINE_SECONDS + self.story.ranks * self.story.pin_seconds / self.speed
         waiting = sorted(self.actors, key=lambda actor: (actor.arrival, actor.number))
         while True:
             if time.monotonic() > deadline:
-                raise HostError(f"the replay did not end within {DEADLINE_SECONDS:.0f} s; the machine is too busy")
+                took = time.monotonic() - deadline + DEADLINE_SECONDS
+                raise HostError(f"the replay did not end within {took:.0f} s; the machine is too busy")
             # by the story's order, however late this loop comes round
             at = waiting[0].arrival / NS if waiting else None
             if at is not None and self.now() >= at and (stop_at is None or at < stop_at):
@@ -256,22 +278,33 @@ class _Cast:
             if stop_at is not None and self.now() >= stop_at:
                 self._stop()
                 waiting = []
-            pinning = [a for a in self.actors if a.passed and not a.full and a.process.returncode is None]
+            pinning = any(actor.pinning for actor in self.actors)
             if not pinning and not waiting and (stop_at is None or not self._alive()):
                 return
+            if not pinning:
+                self._skip([actor.arrival / NS for actor in waiting[:1]] + ([] if stop_at is None else [stop_at]))
             time.sleep(0.002)
+
+    def _skip(self, moments: list[float]) -> None:
+        """Nothing happens before the first of these moments: go there."""
+        self.began -= max(min(moments) - self.now(), 0.0) / self.speed
 
     def _caught_up(self, arrival: int) -> bool:
         """Whether the ranks hold what the story says they hold by then (a busy machine must not change that)."""
+        self._look()
+        # one that should be full by then has no stop there
+        return all(actor.waits and actor.stops[0] == arrival for actor in self.actors if actor.pinning)
+
+    def _pin_words(self, actor: _Actor) -> str:
+        """The command to pin, with what the rank holds when later ones check."""
         story = self.story
-        for actor in self.actors:
-            if not actor.passed or actor.full or actor.process.poll() is not None:
-                continue
-            planned = min(story.pool_bytes, story.pin_bytes_per_second * (arrival - actor.arrival) // NS)
-            # one that should be full says so itself; the kernel's counter of the others may lag by some pages
-            if planned == story.pool_bytes or self._held(actor) < planned // self.scale - MB:
-                return False
-        return True
+        sizes = {}
+        for arrival in sorted({other.arrival for other in self.actors if other.arrival > actor.arrival}):
+            planned = story.pin_bytes_per_second * (arrival - actor.arrival) // NS
+            if planned < story.pool_bytes:
+                sizes[arrival] = planned // self.scale
+        actor.stops = list(sizes)
+        return " ".join(["pin", *map(str, sizes.values())])
 
     def _held(self, actor: _Actor) -> int:
         """What a rank has made resident; 0 when it is gone."""
@@ -287,25 +320,33 @@ class _Cast:
         for actor in due:
             words = self._expect(actor.process, "saw")
             if words:
-                actor.saw, actor.budget, actor.passed = int(words[0]), int(words[1]), words[2] == "yes"
+                actor.saw, actor.budget, actor.passed = int(words[1]), int(words[2]), words[3] == "yes"
+        for actor in self.actors:
+            if actor.waits:
+                actor.waits = False
+                actor.stops.pop(0)
+                actor.tell("go")
         for actor in due:
             if actor.passed:
-                actor.tell("pin")
+                actor.tell(self._pin_words(actor))
             elif actor.passed is False:
                 actor.ended = self.now()
                 actor.process.kill()
         return any(actor.passed is False for actor in due)
 
     def _look(self) -> None:
-        """Notice who has become full and who has been killed."""
+        """Notice who waits for others, who has become full and who has been killed."""
         for actor in self.actors:
-            if actor.process.poll() is not None:
-                actor.ended = self.now() if actor.ended is None else actor.ended
-            elif actor.passed and not actor.full:
+            if actor.ended is None and (code := actor.process.poll()) is not None:
+                if code != -signal.SIGKILL:
+                    self._expect(actor.process)  # says why
+                actor.ended = self.now()
+            elif actor.pinning and not actor.waits:
                 assert actor.process.stdout is not None
                 if select.select([actor.process.stdout], [], [], 0)[0]:
-                    self._expect(actor.process, "full")
-                    actor.full = actor.process.poll() is None
+                    reply = self._expect(actor.process, "at", "full")
+                    actor.waits = reply[:1] == ["at"]
+                    actor.full = reply == ["full"] and actor.process.poll() is None
 
     def _alive(self) -> list[_Actor]:
         return [actor for actor in self.actors if actor.process.poll() is None]

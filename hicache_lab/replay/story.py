@@ -14,6 +14,7 @@ Fate = Literal["survived", "refused", "oom_killed", "stopped"]
 Outcome = Literal["fits", "refused", "oom"]
 Order = Literal["rank", "reversed", "random"]
 
+MOST_RANKS = 1024  # far beyond any host; the model's time grows with the square
 NS = 10**9  # the models count time in whole nanoseconds, so the same seed gives the same story on every machine
 
 
@@ -88,6 +89,8 @@ class Story:
         ]:
             if value <= 0:
                 raise UsageError(f"{flag}: expected more than 0, got {value}")
+        if self.ranks > MOST_RANKS:
+            raise UsageError(f"--ranks: expected the ranks of one host, at most {MOST_RANKS}, got {self.ranks}")
         for flag, seconds in [
             ("--skew", self.skew_seconds),
             ("--jitter", self.jitter_seconds),

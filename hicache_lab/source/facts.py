@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from hicache_lab.source.symbols import Scope, number, own_name, walk
 from hicache_lab.source.tree import Line, Module, Tree
+from hicache_lab.source.writes import unread_writes, way_round
 from hicache_lab.units import GB
 
 GUARD_WORDS = "Not enough host memory"
@@ -147,17 +148,41 @@ def read_constructor(module: Module, owner: ast.ClassDef, init: ast.FunctionDef)
     parameters = {argument.arg for argument in [*init.args.args, *init.args.kwonlyargs]}
     found.state(Fact("has_size_flag", "host_size" in parameters, line=module.line(init)))
     found.state(Fact("draft_exact", "host_token_capacity" in parameters, line=module.line(init)))
-    for statement, scope in _with_methods(owner, init, Scope(module)):
+    functions, followed, check = [init], set(), None
+    for statement, scope in _with_methods(owner, init, Scope(module), functions):
+        followed.add(id(statement))
         _size(found, statement, scope)
         _not_larger(found, statement, scope)
         _guard(found, statement, scope, REQUESTED)
+        check = statement if _refusal(statement) is not None else check
+    _unread(found, module, functions, followed, check)
     _absences(found, module.line(init))
     found.sizing.sort(key=lambda line: (line.file, line.number))
     found.guard.sort(key=lambda line: (line.file != module.path, line.file, line.number))
     return found
 
 
-def _with_methods(owner: ast.ClassDef, init: ast.FunctionDef, scope: Scope) -> Iterator[tuple[ast.stmt, Scope]]:
+def _unread(
+    found: Constructor, module: Module, functions: list[ast.FunctionDef], followed: set[int], check: ast.stmt | None
+) -> None:
+    """State what is not followed: a guess would be a false match."""
+    for loop in (n for function in functions for n in ast.walk(function) if isinstance(n, ast.For | ast.While)):
+        followed -= {id(node) for node in ast.walk(loop)}
+    test = check.test if isinstance(check, ast.If) else None
+    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)} if test is not None else set()
+    for node in unread_writes(functions, followed, names):
+        line = module.line(node)
+        found.state(Fact("unread", UNRECOGNISED, line.text, line))
+    around = way_round(check, functions) if check is not None else None
+    if around is not None:
+        line = module.line(around)
+        found.state(Fact("check_reached", UNRECOGNISED, line.text, line))
+
+
+def _with_methods(
+    owner: ast.ClassDef, init: ast.FunctionDef, scope: Scope, functions: list[ast.FunctionDef]
+) -> Iterator[tuple[ast.stmt, Scope]]:
+    """Every statement of the constructor and of the methods it calls, which are added to ``functions``."""
     entered = {"__init__"}
     for statement, here in walk(init.body, scope):
         yield statement, here
@@ -166,6 +191,7 @@ def _with_methods(owner: ast.ClassDef, init: ast.FunctionDef, scope: Scope) -> I
         method = _method(owner, name) if name else None
         if method is not None and name is not None and name not in entered:
             entered.add(name)
+            functions.append(method)
             yield from walk(method.body, here.branch())
 
 

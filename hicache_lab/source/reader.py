@@ -51,6 +51,8 @@ MEANING = {
     "auto_size": "sizes itself when neither flag is given",
     "draft_exact": "an exact token capacity can be given",
     "host_copies": "host copies of an MLA model's KV",
+    "unread": "the quantities are also written in a way that is not followed",
+    "check_reached": "the check can be passed by",
 }
 # facts that only the whole tree, not a side pool's constructor, can state
 _OF_TREE = ("mla_bytes_count_layers", "mha_counts_v_head_dim", "cgroup_credits_page_cache", "auto_size", "host_copies")
@@ -272,6 +274,10 @@ def _compare_others(others: tuple[Constructor, ...], era: Era) -> Iterator[Diffe
                 continue
             if fact.value != expected and (name not in _PRIMARY_ONLY or fact.value == UNRECOGNISED):
                 yield Difference(name, fact.value, expected, fact.says, fact.line, other.class_name)
+        for name in ("unread", "check_reached"):
+            fact = other.facts.get(name)
+            if fact is not None:
+                yield Difference(name, fact.value, "nothing of the kind", fact.says, fact.line, other.class_name)
 
 
 def _tree_facts(tree: Tree) -> Iterator[Fact]:
