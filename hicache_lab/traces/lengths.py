@@ -115,14 +115,15 @@ def _lengths_of_run(line: str) -> tuple[list[int], list[int]]:
         record = json.loads(line)
     except ValueError as error:
         raise ValueError(f"not JSON ({error}); fix the line, or leave bad lines out with --skip-bad-lines") from None
-    lens = (record.get("input_lens"), record.get("output_lens")) if isinstance(record, dict) else (None, None)
-    if not all(isinstance(values, list) for values in lens):
+    lens = [record.get(key) for key in ("input_lens", "output_lens")] if isinstance(record, dict) else []
+    lists = [values for values in lens if isinstance(values, list)]
+    if len(lists) != 2:
         raise ValueError(
             "a bench_serving summary without input_lens; run it with --output-details, "
             "and log the server's requests (--log-requests --log-requests-level 3) for prefix information"
         )
     try:
-        asked, answered = ([_length(value) for value in values] for values in lens)
+        asked, answered = ([_length(value) for value in values] for values in lists)
     except ValueError as error:
         raise ValueError(f"expected input_lens and output_lens as whole numbers of tokens, {error}") from None
     if len(asked) != len(answered):
