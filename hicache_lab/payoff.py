@@ -26,9 +26,10 @@ from hicache_lab.cachesim import (
     hit_curve,
     replay,
     replay_blocks,
+    rules_for,
     worth,
 )
-from hicache_lab.errors import InputError
+from hicache_lab.errors import InputError, UnknownFact
 from hicache_lab.hosttier import HostTier, host_tier, host_tiers, largest_safe
 from hicache_lab.preflight import Question
 from hicache_lab.resources import data_dir
@@ -180,6 +181,19 @@ class Payoff:
         """Block model beside the release's own rules, for the three write policies, on the first requests."""
         head = self.trace.head(requests)
         rows: list[Row] = []
+        unread = _unread(release)
+        if unread:
+            for policy in WritePolicy:
+                blocks = replay_blocks(head, self.device_tokens, tier.tokens, policy)
+                rows.append(
+                    {
+                        "write policy": str(policy),
+                        "blocks, hit rate %": round(100 * blocks.total_rate, 2),
+                        f"rules of {release}, hit rate %": unread,
+                        "source": "simulated",
+                    }
+                )
+            return rows
         for policy in WritePolicy:
             settings = ReplaySettings(
                 self.device_tokens, tier.tokens, page_size, write_policy=policy, release=release, concurrency=1
@@ -205,6 +219,9 @@ class Payoff:
         """The release's eviction policies side by side, replayed."""
         head = self.trace.head(requests)
         rows: list[Row] = []
+        unread = _unread(release)
+        if unread:
+            return [{"--radix-eviction-policy": name, "hit rate %": unread} for name in policies]
         for name in policies:
             settings = ReplaySettings(
                 self.device_tokens, tier.tokens, page_size, self.policy, EvictionPolicy(name), release
@@ -219,6 +236,15 @@ class Payoff:
                 }
             )
         return rows
+
+
+def _unread(release: str) -> str:
+    """Words in the place of a replay, for a release whose cache rules have not been read; "" where they have."""
+    try:
+        rules_for(release)
+    except UnknownFact:
+        return f"not replayed: the rules of {release} have not been read"
+    return ""
 
 
 def shape_rows(
@@ -361,6 +387,7 @@ def conclusion(case: Payoff, tier: HostTier, tiers: Sequence[HostTier] = ()) -> 
     else:
         share = f"{100 * gain / possible:.0f} % of the {100 * possible:.1f} that an unlimited cache would add"
     sentences = [
+        *_unfit(case, tier),
         f"**{tier.label}** ({gb(tier.host_bytes):,.0f} GB on the host, {tier.verdict}) raises the hit rate of this "
         f"traffic from {100 * case.device_rate:.1f} % to {100 * rate:.1f} % under {case.policy}: "
         f"**{100 * gain:.1f} points**, {share}.",
@@ -374,6 +401,15 @@ def conclusion(case: Payoff, tier: HostTier, tiers: Sequence[HostTier] = ()) -> 
             f"{1000 * found.ttft_saved_mean_s:.0f} ms of TTFT on average (loads subtracted, queueing not counted)."
         )
     return " ".join(sentences)
+
+
+def _unfit(case: Payoff, tier: HostTier) -> list[str]:
+    """A setting that the host cannot give is a what-if, and is called so before its numbers."""
+    if case.question.host is None or tier.verdict in ("FITS", "TIGHT"):
+        return []
+    if case.safe is None:
+        return ["**No host tier fits this host**; the numbers are those of a larger one."]
+    return [f"**This host cannot give that**; the largest that fits is {case.safe.label}."]
 
 
 def _cheaper(case: Payoff, tier: HostTier, tiers: Sequence[HostTier]) -> list[str]:

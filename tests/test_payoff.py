@@ -111,6 +111,25 @@ def test_the_conclusion_names_a_smaller_setting_that_does_the_same(question: Que
     assert ("knee", f"none up to {tiers[-1].label}", "") in payoff.figures_of(small, tiers[-1], tiers)
 
 
+def test_a_setting_that_does_not_fit_is_called_so_first(case: Payoff, question: Question) -> None:
+    text = payoff.conclusion(case, host_tier(question, size_gb=300))
+    assert text.startswith(f"**This host cannot give that**; the largest that fits is {case.safe.label}")  # type: ignore[union-attr]
+    tiny = ask("kimi-k2.5", "0.5.8", tp_size=8, device_tokens=116_000, host_ram="12GB", available="10GB")
+    none = replace(case, question=tiny)
+    assert payoff.conclusion(none, host_tier(tiny, ratio=2)).startswith("**No host tier fits this host**")
+    assert payoff.conclusion(case, host_tier(question, ratio=2)).startswith("**--hicache-ratio 2**")
+
+
+def test_rules_that_were_not_read_leave_the_block_model(case: Payoff) -> None:
+    tier = host_tier(case.question, ratio=4)
+    rows = case.replayed_rows(tier, "0.4.4", 64, requests=100)
+    assert [row["rules of 0.4.4, hit rate %"] for row in rows] == [
+        "not replayed: the rules of 0.4.4 have not been read"
+    ] * 3
+    assert all(isinstance(row["blocks, hit rate %"], float) for row in rows)
+    assert "not replayed" in str(case.eviction_rows(tier, "0.4.4", 64, ["lru"], requests=100))
+
+
 def test_replayed_rows_stand_beside_the_block_model(case: Payoff) -> None:
     tier = host_tier(case.question, ratio=4.0)
     rows = case.replayed_rows(tier, "0.5.8", 64, requests=400)
