@@ -5,6 +5,7 @@ The bridge between ``preflight`` (what a flag takes and whether it fits) and ``c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,6 +54,10 @@ def host_tier(question: Question, *, ratio: float | None = None, size_gb: int | 
     """
     if (ratio is None) == (size_gb is None):
         raise UsageError("a host tier: expected a ratio or a size, one of both")
+    if ratio is not None and not 0 < ratio < math.inf:
+        raise UsageError(f"--hicache-ratio: expected a number above 0, got {ratio:g}")
+    if size_gb is not None and size_gb < 1:
+        raise UsageError(f"--hicache-size: expected whole GB (1e9 bytes) per rank, at least 1, got {size_gb}")
     asked = with_ratio(question, ratio) if ratio is not None else with_size(question, size_gb or 0)
     return _tier(assess(asked), f"--hicache-ratio {ratio:g}" if ratio is not None else f"--hicache-size {size_gb}")
 

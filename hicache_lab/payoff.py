@@ -26,9 +26,10 @@ from hicache_lab.cachesim import (
     hit_curve,
     replay,
     replay_blocks,
+    rules_for,
     worth,
 )
-from hicache_lab.errors import InputError
+from hicache_lab.errors import InputError, UnknownFact
 from hicache_lab.hosttier import HostTier, host_tier, host_tiers, largest_safe
 from hicache_lab.preflight import Question
 from hicache_lab.resources import data_dir
@@ -37,6 +38,7 @@ from hicache_lab.units import GB, gb
 
 Row = Mapping[str, object]
 _LEAST_BATCHES = 4
+_NOTHING = 0.0005  # a hit rate that rounds to 0.0 %
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     # workloads of some minutes of one engine, for "what if my traffic looked like this"
     "multi_turn": {"sessions": 400, "first_tokens": 1500, "turns": 6.0},
@@ -144,7 +146,7 @@ class Payoff:
                 "verdict": tier.verdict,
                 "hit rate %": round(100 * self.rate(tier.tokens), 2),
                 "host adds, points": round(100 * (self.rate(tier.tokens) - self.device_rate), 2),
-                "points per extra GB": None if step is None else round(100 * step, 4),
+                "points per extra GB": round(100 * step, 4),
             }
             found = self.worth(tier.tokens)
             if found is not None:
@@ -154,9 +156,15 @@ class Payoff:
             rows.append(row)
         return rows
 
-    def rate_per_gb(self, tiers: Sequence[HostTier]) -> list[float | None]:
-        """Hit rate (a share) gained per extra GB of the whole host on the step to each setting; None for the first."""
-        steps: list[float | None] = [None] * min(len(tiers), 1)
+    def rate_per_gb(self, tiers: Sequence[HostTier]) -> list[float]:
+        """Hit rate (a share) gained per extra GB of the whole host on the step to each setting.
+
+        The first step is the one from no host tier at all.
+        """
+        if not tiers:
+            return []
+        first = tiers[0]
+        steps = [(self.rate(first.tokens) - self.device_rate) / gb(first.host_bytes)]
         if len(tiers) > 1:
             grown = growth(self.curve, self.device_tokens, *_axes(tiers), self.policy)
             steps += grown.rate_per_gb.tolist()
@@ -173,6 +181,19 @@ class Payoff:
         """Block model beside the release's own rules, for the three write policies, on the first requests."""
         head = self.trace.head(requests)
         rows: list[Row] = []
+        unread = _unread(release)
+        if unread:
+            for policy in WritePolicy:
+                blocks = replay_blocks(head, self.device_tokens, tier.tokens, policy)
+                rows.append(
+                    {
+                        "write policy": str(policy),
+                        "blocks, hit rate %": round(100 * blocks.total_rate, 2),
+                        f"rules of {release}, hit rate %": unread,
+                        "source": "simulated",
+                    }
+                )
+            return rows
         for policy in WritePolicy:
             settings = ReplaySettings(
                 self.device_tokens, tier.tokens, page_size, write_policy=policy, release=release, concurrency=1
@@ -198,6 +219,9 @@ class Payoff:
         """The release's eviction policies side by side, replayed."""
         head = self.trace.head(requests)
         rows: list[Row] = []
+        unread = _unread(release)
+        if unread:
+            return [{"--radix-eviction-policy": name, "hit rate %": unread} for name in policies]
         for name in policies:
             settings = ReplaySettings(
                 self.device_tokens, tier.tokens, page_size, self.policy, EvictionPolicy(name), release
@@ -212,6 +236,15 @@ class Payoff:
                 }
             )
         return rows
+
+
+def _unread(release: str) -> str:
+    """Words in the place of a replay, for a release whose cache rules have not been read; "" where they have."""
+    try:
+        rules_for(release)
+    except UnknownFact:
+        return f"not replayed: the rules of {release} have not been read"
+    return ""
 
 
 def shape_rows(
@@ -330,7 +363,7 @@ def figures_of(case: Payoff, tier: HostTier, tiers: Sequence[HostTier]) -> list[
         ("host_tokens", tier.tokens, "tokens a rank"),
         ("host_bytes", tier.host_bytes, "bytes"),
         ("verdict", tier.verdict, ""),
-        ("knee", knee.label if knee else "none", ""),
+        ("knee", knee.label if knee else f"none up to {tiers[-1].label}", ""),
     ]
     saved = case.worth(tier.tokens)
     if saved is not None:
@@ -339,24 +372,76 @@ def figures_of(case: Payoff, tier: HostTier, tiers: Sequence[HostTier]) -> list[
     return found
 
 
-def conclusion(case: Payoff, tier: HostTier) -> str:
-    """Three sentences with numbers, as Markdown."""
-    gain = case.rate(tier.tokens) - case.device_rate
-    half = saved = ""
-    needed = case.curve.blocks_for((case.device_rate + case.curve.ceiling) / 2)
-    if needed is not None:
-        tokens = needed * case.curve.block_tokens
-        cost = gb(tokens * case.host_bytes_per_token)
-        half = f" Half of what an unlimited cache would add takes {tokens:,} tokens, {cost:,.0f} GB on the host."
+def conclusion(case: Payoff, tier: HostTier, tiers: Sequence[HostTier] = ()) -> str:
+    """What a setting is worth, in some sentences with numbers, as Markdown.
+
+    Args:
+        case: the trace behind the launch.
+        tier: the setting.
+        tiers: the settings compared, ascending; a smaller one that does the same is named, and the knee.
+    """
+    rate = case.rate(tier.tokens)
+    gain, possible = rate - case.device_rate, case.curve.ceiling - case.device_rate
+    if possible < _NOTHING:
+        share = "the device pool alone already has what an unlimited cache would have"
+    else:
+        share = f"{100 * gain / possible:.0f} % of the {100 * possible:.1f} that an unlimited cache would add"
+    sentences = [
+        *_unfit(case, tier),
+        f"**{tier.label}** ({gb(tier.host_bytes):,.0f} GB on the host, {tier.verdict}) raises the hit rate of this "
+        f"traffic from {100 * case.device_rate:.1f} % to {100 * rate:.1f} % under {case.policy}: "
+        f"**{100 * gain:.1f} points**, {share}.",
+        *_cheaper(case, tier, tiers),
+        *_half(case, possible),
+    ]
     found = case.worth(tier.tokens)
     if found is not None:
-        saved = f" It saves {found.saved_tokens:,} prefill tokens over the trace and "
-        saved += f"{1000 * found.ttft_saved_mean_s:.0f} ms of TTFT on average (loads subtracted, queueing not counted)."
-    return (
-        f"**{tier.label}** ({gb(tier.host_bytes):,.0f} GB on the host, {tier.verdict}) raises the hit rate of this "
-        f"traffic from {100 * case.device_rate:.1f} % to {100 * case.rate(tier.tokens):.1f} % under {case.policy}: "
-        f"**{100 * gain:.1f} points**; unlimited would be {100 * case.curve.ceiling:.1f} %.{half}{saved}"
-    )
+        sentences.append(
+            f"It saves {found.saved_tokens:,} prefill tokens over the trace and "
+            f"{1000 * found.ttft_saved_mean_s:.0f} ms of TTFT on average (loads subtracted, queueing not counted)."
+        )
+    return " ".join(sentences)
+
+
+def _unfit(case: Payoff, tier: HostTier) -> list[str]:
+    """A setting that the host cannot give is a what-if, and is called so before its numbers."""
+    if case.question.host is None or tier.verdict in ("FITS", "TIGHT"):
+        return []
+    if case.safe is None:
+        return ["**No host tier fits this host**; the numbers are those of a larger one."]
+    return [f"**This host cannot give that**; the largest that fits is {case.safe.label}."]
+
+
+def _cheaper(case: Payoff, tier: HostTier, tiers: Sequence[HostTier]) -> list[str]:
+    """The smallest setting that does as much, and where the curve bends."""
+    said = []
+    least = case.rate(tier.tokens) - _NOTHING
+    same = next((one for one in tiers if one.host_bytes < tier.host_bytes and case.rate(one.tokens) >= least), None)
+    if same is not None:
+        saved = gb(tier.host_bytes - same.host_bytes)
+        said.append(f"**{same.label}** does the same with {saved:,.0f} GB less.")
+    if len(tiers) > 1:
+        knee, last = case.knee(tiers), tiers[-1]
+        said.append(
+            f"The knee of the settings compared is {knee.label}."
+            if knee
+            else f"The settings compared have no knee: up to {last.label} a further byte buys at least the average."
+            if case.rate(last.tokens) - case.rate(tiers[0].tokens) >= _NOTHING
+            else "The settings compared all do the same."
+        )
+    return said
+
+
+def _half(case: Payoff, possible: float) -> list[str]:
+    """What half of an unlimited cache's gain would take on the host."""
+    needed = case.curve.blocks_for(case.device_rate + possible / 2)
+    if needed is None or possible < _NOTHING:
+        return []
+    tokens = needed * case.curve.block_tokens
+    if case.policy is WritePolicy.WRITE_BACK:
+        tokens = max(tokens - case.device_tokens, 0)  # the device pool holds a part of them
+    cost = gb(tokens * case.host_bytes_per_token)
+    return [f"Half of what an unlimited cache would add takes a host tier of {tokens:,} tokens, {cost:,.0f} GB."]
 
 
 def _axes(tiers: Sequence[HostTier]) -> tuple[list[int], list[int]]:

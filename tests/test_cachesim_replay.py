@@ -219,3 +219,10 @@ def test_every_policy_of_the_newest_release_runs(policy: str) -> None:
     found = replay(trace, ReplaySettings(40_000, 120_000, page_size=64, eviction=EvictionPolicy(policy), concurrency=4))
     assert 0 < found.total_rate < 1
     assert np.all(found.cached_tokens <= trace.input_tokens)
+
+
+def test_a_request_without_tokens_has_no_hits() -> None:
+    trace = Trace.build(
+        np.zeros(0, np.int64), np.array([0, 0, 0]), block_tokens=512, input_tokens=np.array([0, 10], np.int64)
+    )
+    assert replay(trace, ReplaySettings(1000, 0, 1)).cached_tokens.tolist() == [0, 0]

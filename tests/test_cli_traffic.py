@@ -62,6 +62,38 @@ def test_curve_from_a_sample_shows_its_error(capsys: pytest.CaptureFixture[str])
     assert "measured error on the first 3,993 requests" in capsys.readouterr().out
 
 
+def test_a_sample_takes_what_the_exact_curve_takes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = '{"input_length": 1024, "output_length": 5, "hash_ids": [%d, %d]}'
+    good = "\n".join(line % (n % 3, 100 + n % 3) for n in range(60))
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"{good}\nbroken\n")
+    assert main(["curve", str(path), "--sample", "0.5"]) == 1  # nothing is dropped silently
+    assert "trace.jsonl:61: not JSON" in capsys.readouterr().err
+    found = answered(capsys, "curve", str(path), "--sample", "0.5", "--skip-bad-lines")
+    assert found["skipped"] == {"bad line": 1} and found["count"] == "blocks" and found["references"] == 120
+    points: list[dict[str, float]] = found["curve"]  # type: ignore[assignment]
+    assert min(point["capacity_tokens"] for point in points) == 2 * 512  # one sampled block stands for two
+    with path.open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert main(["curve", "-", "--sample", "0.5", "--skip-bad-lines"]) == 0
+    assert capsys.readouterr().out.startswith("measured: standard input: 120 block references")
+    path.write_text("\n".join(json.dumps({"prompt": "x" * 900}) for _ in range(20)))
+    assert answered(capsys, "curve", str(path), "--sample", "1")["references"] == 60
+
+
+def test_what_one_cache_does_not_show_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    launch = [TRACE, "--device-tokens", "900000", "--dp-size", "4"]
+    assert "every data-parallel rank" in str(answered(capsys, "curve", *launch)["warnings"])
+    assert "every data-parallel rank" in str(answered(capsys, "simulate", *launch)["warnings"])
+
+
+def test_a_ratio_is_taken_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, "curve", TRACE, "--device-tokens", "1000000", "--hicache-ratio", "3")
+    assert [row["host_tokens"] for row in found["tiers"]["sizes"]] == [3_000_000]  # type: ignore[index]
+
+
 def test_simulate_by_the_rules_of_a_release(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     words = ["simulate", "--generate", "multi_turn", "--param", "sessions=60", *KIMI, "--hicache-ratio", "2.5"]
@@ -105,6 +137,28 @@ def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
         (["simulate", TRACE, "--device-tokens", "90000", "--page-size", "48"], 2, "neither a divisor"),
         ([*SMALL, "--radix-eviction-policy", "tlru", "--sglang-version", "0.5.8"], 2, "takes lru, lfu"),
         ([*SMALL, "--radix-eviction-policy-config", "nope"], 2, "expected JSON"),
+        (["curve", TRACE, "--device-tokens", "0"], 2, "at least 1"),
+        (["curve", TRACE, "--points", "0"], 2, "at least 1"),
+        (["curve", TRACE, "--device-tokens", "9", "--host-tokens=-5"], 2, "at least 0"),
+        (["curve", TRACE, "--device-tokens", "9", "--ratios", "nan"], 2, "above 0"),
+        (["curve", TRACE, "--device-tokens", "9", "--ratios=-1"], 2, "above 0"),
+        (["curve", TRACE, "--device-tokens", "9", "--ratios", "inf"], 2, "above 0"),
+        (["curve", TRACE, *KIMI, "--sizes-gb", "0"], 2, "at least 1"),
+        (["curve", TRACE, *KIMI, "--hicache-ratio", "nan"], 2, "--hicache-ratio"),
+        (["curve", TRACE, "--device-tokens", "9", "--mean-resident-tokens", "0"], 2, "above 0"),
+        (["curve", TRACE, "--hicache-ratio", "3"], 2, "--device-tokens"),
+        (["curve", TRACE, "--device-tokens", "9", "--hicache-size", "3"], 2, "--hicache-size needs --model"),
+        (["curve", TRACE, "--device-tokens", "9", "--disable-radix-cache"], 2, "--disable-radix-cache"),
+        (["curve", TRACE, "--radix-eviction-policy", "lfu"], 2, "curve is exact for lru"),
+        (["curve", TRACE, "--sample", "0.1", "--device-tokens", "9"], 2, "--device-tokens: --sample estimates"),
+        (["curve", "--generate", "multi_turn", "--param", "sessions_per_s=0"], 2, "above 0"),
+        (["curve", "--generate", "multi_turn", "--param", "turns=nan"], 2, "above 0"),
+        (["curve", "--generate", "multi_turn", "--param", "block_tokens=0"], 2, "at least 1"),
+        (["curve", "--generate", "rag", "--param", "requests=99999999999999"], 2, "does not fit into memory"),
+        ([*SMALL, "--page-size", "0"], 2, "--page-size"),
+        ([*SMALL, "--rules", "blocks", "--radix-eviction-policy", "lfu"], 2, "--rules nodes"),
+        ([*SMALL, "--rules", "blocks", "--concurrency", "4"], 2, "--rules nodes"),
+        ([*SMALL, "--host-tokens", "100000", "--hicache-ratio", "3"], 2, "--host-tokens"),
         (["simulate", TRACE, "--device-tokens", "90000", "--by-request", "/nonexistent/rows.csv"], 2, "--by-request"),
     ],
 )  # fmt: skip

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,6 +69,65 @@ def test_rows_say_what_a_setting_takes_and_buys(case: Payoff) -> None:
     assert case.rate(tiers[-1].tokens) == pytest.approx(hits.total_rate)
     assert case.knee(tiers) in (None, *tiers)
     assert "points per extra GB" in last and "TTFT saved, mean ms" in last
+
+
+def test_the_first_step_starts_from_no_host_tier(case: Payoff) -> None:
+    tiers = host_tiers(case.question, ratios=[2, 4])
+    steps = case.rate_per_gb(tiers)
+    assert steps[0] == pytest.approx((case.rate(tiers[0].tokens) - case.device_rate) / (tiers[0].host_bytes / GB))
+    assert case.rate_per_gb(()) == []
+
+
+@pytest.mark.parametrize("ratio", [0.0, -2.0, float("nan"), float("inf")])
+def test_a_ratio_or_size_that_cannot_be_is_refused(question: Question, ratio: float) -> None:
+    with pytest.raises(UsageError, match="--hicache-ratio: expected a number above 0"):
+        host_tier(question, ratio=ratio)
+    with pytest.raises(UsageError, match="--hicache-size: expected whole GB"):
+        host_tier(question, size_gb=0)
+
+
+def test_half_the_gain_is_a_size_that_gives_half_the_gain(case: Payoff) -> None:
+    for policy in (WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK):
+        one = replace(case, policy=policy)
+        found = re.search(
+            r"takes a host tier of ([\d,]+) tokens", payoff.conclusion(one, host_tier(one.question, ratio=4))
+        )
+        assert found is not None
+        tokens = int(found[1].replace(",", ""))
+        half = (one.device_rate + one.curve.ceiling) / 2
+        # the sum of two pools is cut into whole blocks twice
+        assert one.rate(tokens + 2 * one.curve.block_tokens) >= half > one.rate(tokens - one.curve.block_tokens)
+
+
+def test_the_conclusion_names_a_smaller_setting_that_does_the_same(question: Question) -> None:
+    scan = Payoff(generate("cyclic_scan", items=50, item_tokens=4096), question)  # 204,800 tokens
+    tiers = scan.tiers([1, 2, 4, 5])
+    text = payoff.conclusion(scan, tiers[-1], tiers)
+    assert "--hicache-ratio 2** does the same with" in text and "100 % of the 75.0" in text
+    assert "The knee of the settings compared is --hicache-ratio 2." in text
+    small = Payoff(generate("cyclic_scan", items=2), question)
+    text = payoff.conclusion(small, tiers[-1], tiers)
+    assert "the device pool alone already has" in text and "all do the same" in text and "Half" not in text
+    assert ("knee", f"none up to {tiers[-1].label}", "") in payoff.figures_of(small, tiers[-1], tiers)
+
+
+def test_a_setting_that_does_not_fit_is_called_so_first(case: Payoff, question: Question) -> None:
+    text = payoff.conclusion(case, host_tier(question, size_gb=300))
+    assert text.startswith(f"**This host cannot give that**; the largest that fits is {case.safe.label}")  # type: ignore[union-attr]
+    tiny = ask("kimi-k2.5", "0.5.8", tp_size=8, device_tokens=116_000, host_ram="12GB", available="10GB")
+    none = replace(case, question=tiny)
+    assert payoff.conclusion(none, host_tier(tiny, ratio=2)).startswith("**No host tier fits this host**")
+    assert payoff.conclusion(case, host_tier(question, ratio=2)).startswith("**--hicache-ratio 2**")
+
+
+def test_rules_that_were_not_read_leave_the_block_model(case: Payoff) -> None:
+    tier = host_tier(case.question, ratio=4)
+    rows = case.replayed_rows(tier, "0.4.4", 64, requests=100)
+    assert [row["rules of 0.4.4, hit rate %"] for row in rows] == [
+        "not replayed: the rules of 0.4.4 have not been read"
+    ] * 3
+    assert all(isinstance(row["blocks, hit rate %"], float) for row in rows)
+    assert "not replayed" in str(case.eviction_rows(tier, "0.4.4", 64, ["lru"], requests=100))
 
 
 def test_replayed_rows_stand_beside_the_block_model(case: Payoff) -> None:

@@ -397,7 +397,7 @@ def test_the_mooncake_generator_matches_the_published_statistics() -> None:
         ("nothing", {}, "--generate: expected one of"),
         ("rag", {"colour": "3"}, "--param colour: rag takes"),
         ("rag", {"requests": "many"}, "--param requests: expected int"),
-        ("rag", {"requests": "-3"}, "at least 0"),
+        ("rag", {"requests": "-3"}, "at least 1"),
         ("multi_turn", {"sessions": "0"}, "--param sessions: expected at least 1"),
         ("bench_multiturn", {"barrier": "perhaps"}, "--param barrier: expected bool"),
     ],

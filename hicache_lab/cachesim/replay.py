@@ -258,7 +258,7 @@ class _Run:
     def _admit(self, index: int, promised: int, *, alone: bool) -> _Request | None:
         """Look a request up and lock its path; None: it must wait."""
         at, inputs, outputs = self.offsets[index], self.inputs[index], self.outputs[index]
-        usable = (inputs - 1) // self.page * self.page
+        usable = max(inputs - 1, 0) // self.page * self.page
         found = self.tree.match(at, min(-(-usable // self.block), self.prompt_blocks[index]))
         end = self.tree.device_end(found)
         prefix = min(end.path_tokens, usable)

@@ -9,7 +9,7 @@ badly: the error is measured, twice, and is part of the result.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,8 @@ class SampledCurve:
         head_requests: requests at the beginning for which the exact curve was computed as well.
         head_error_mean: mean absolute error of the hit rate there, over sizes from one block to all.
         head_error_max: the largest error there.
+        basis: how it was found.
+        skipped: reason → number of lines left out.
     """
 
     hits: tuple[Floats, ...]
@@ -50,6 +52,12 @@ class SampledCurve:
     head_error_mean: float
     head_error_max: float
     basis: str = "simulated, sampled"
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def smallest_blocks(self) -> int:
+        """The smallest capacity a sample can tell from nothing: one sampled block stands for so many."""
+        return int(np.ceil(1 / self.rate))
 
     def rate_at(self, capacity_blocks: npt.ArrayLike) -> Floats:
         """Mean estimated hit rate of the samples."""
@@ -66,17 +74,26 @@ class SampledCurve:
         return np.stack([one[np.minimum(wanted, len(one) - 1)] / max(self.references, 1) for one in self.hits])
 
 
-def sampled_curve(source: Path | Trace, rate: float, *, seeds: Sequence[int] = (1, 2, 3, 4)) -> SampledCurve:
+def sampled_curve(
+    source: Path | Trace,
+    rate: float,
+    *,
+    seeds: Sequence[int] = (1, 2, 3, 4),
+    block_tokens: int | None = None,
+    skip_bad: bool = False,
+) -> SampledCurve:
     """Estimate a curve from samples.
 
     Args:
         source: a JSONL file with hash_ids (read as a stream), or a trace at hand.
         rate: share of blocks to keep, above 0 and at most 1.
         seeds: one sample each, at least two.
+        block_tokens: tokens a block of the file; None: as ``read_hashed`` finds it.
+        skip_bad: count bad lines of the file instead of stopping at the first.
 
     Raises:
         UsageError: a rate or number of seeds that cannot be.
-        InputError: the trace holds no prefix information.
+        InputError: a bad line, or the trace holds no prefix information.
     """
     if not 0 < rate <= 1:
         raise UsageError(f"--sample: expected a share above 0 and at most 1, got {rate}")
@@ -84,13 +101,14 @@ def sampled_curve(source: Path | Trace, rate: float, *, seeds: Sequence[int] = (
         raise UsageError("--sample: expected at least two seeds, or the error cannot be measured")
     if isinstance(source, Trace):
         source.require_prefixes("a hit-rate curve")
-    head = _head(source)
+    head = _head(source, block_tokens, Skips() if skip_bad else None)
     exact = hit_curve(head)
-    estimates = _estimate(_pieces(head), rate, seeds)[0]
+    estimates = _estimate(_pieces(head, None), rate, seeds)[0]
     sizes = np.unique(np.geomspace(1, max(exact.largest_useful_blocks, 1), _COMPARED_SIZES).astype(np.int64))
     probe = SampledCurve(tuple(estimates), rate, exact.references, head.block_tokens, "", head.requests, 0.0, 0.0)
     error = np.abs(probe.rate_at(sizes) - exact.rate_at(sizes))
-    hits, references = _estimate(_pieces(source), rate, seeds)
+    skips = Skips() if skip_bad else None
+    hits, references = _estimate(_pieces(source, skips), rate, seeds)
     return SampledCurve(
         hits=tuple(hits),
         rate=rate,
@@ -100,6 +118,7 @@ def sampled_curve(source: Path | Trace, rate: float, *, seeds: Sequence[int] = (
         head_requests=head.requests,
         head_error_mean=float(error.mean()),
         head_error_max=float(error.max()),
+        skipped=skips.counts if skips else {},
     )
 
 
@@ -110,23 +129,23 @@ class _Piece:
     looked_up: Ints
 
 
-def _pieces(source: Path | Trace) -> Iterator[_Piece]:
+def _pieces(source: Path | Trace, skips: Skips | None) -> Iterator[_Piece]:
     if isinstance(source, Trace):
         yield _Piece(source.ids.astype(np.int64), source.offsets, source.prompt_blocks)
         return
-    for chunk in stream_hashed(source, Skips()):
+    for chunk in stream_hashed(source, skips):
         yield _Piece(chunk.raw_ids.astype(np.int64), chunk.offsets, chunk.counts)
 
 
-def _head(source: Path | Trace) -> Trace:
+def _head(source: Path | Trace, block_tokens: int | None, skips: Skips | None) -> Trace:
     if isinstance(source, Trace):
         return source.head(_HEAD_REQUESTS)
     chunks: list[HashedChunk] = []
-    for chunk in stream_hashed(source, Skips()):
+    for chunk in stream_hashed(source, skips):
         chunks.append(chunk)
         if sum(len(part.offsets) - 1 for part in chunks) >= _HEAD_REQUESTS:
             break
-    if not chunks:
+    if not any(part.counts.size for part in chunks):
         raise InputError(f"{source}: holds no request")
     counts = np.concatenate([part.counts for part in chunks])
     inputs = np.concatenate([part.input_tokens for part in chunks])
@@ -134,7 +153,7 @@ def _head(source: Path | Trace) -> Trace:
     return Trace.build(
         np.concatenate([part.raw_ids for part in chunks]),
         np.concatenate(([0], np.cumsum(counts))),
-        block_tokens=choose_block(source, counts, inputs, declared, None),
+        block_tokens=choose_block(source, counts, inputs, declared, block_tokens),
         input_tokens=inputs,
     ).head(_HEAD_REQUESTS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ from hicache_lab.errors import UsageError
 from hicache_lab.hosttier import HostTier
 from hicache_lab.launch import LaunchConfig
 from hicache_lab.payoff import Payoff
-from hicache_lab.traces import Trace, Workload
+from hicache_lab.traces import Trace, Workload, sniff
+from hicache_lab.traces.reader import on_disk, stream_name
 from hicache_lab.units import format_gb
 
+_NOTHING = 0.0005  # a hit rate that rounds to 0.0 %
 _RATIOS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 
 
@@ -36,13 +38,19 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", choices=("tokens", "blocks"), default="tokens", help="what the curve counts")
     parser.add_argument("--warm-up", type=float, default=0.0, metavar="SHARE", help="requests not counted, 0 … 1")
     parser.add_argument("--sample", type=float, metavar="RATE", help="estimate from a share of the blocks")
-    parser.add_argument("--points", type=traffic.whole, default=20, metavar="N", help="sizes printed")
-    parser.add_argument("--ratios", type=traffic.floats, default=(), metavar="R[,R…]", help="--hicache-ratio values")
-    parser.add_argument("--sizes-gb", type=traffic.wholes, default=(), metavar="N[,N…]", help="--hicache-size values")
+    parser.add_argument("--points", type=traffic.positive, default=20, metavar="N", help="sizes printed")
+    parser.add_argument(
+        "--ratios", type=traffic.positive_floats, default=(), metavar="R[,R…]", help="--hicache-ratio values"
+    )
+    parser.add_argument(
+        "--sizes-gb", type=traffic.positives, default=(), metavar="N[,N…]", help="--hicache-size values"
+    )
     parser.add_argument("--host-ram", metavar="449GB", help="draws the largest safe host tier")
     parser.add_argument("--available", metavar="445GB", help="MemAvailable before the launch")
     parser.add_argument("--overhead", metavar="40GB", help="the server's own host memory besides the pools")
-    parser.add_argument("--mean-resident-tokens", type=float, metavar="N", help="tokens a running request holds")
+    parser.add_argument(
+        "--mean-resident-tokens", type=traffic.positive_float, metavar="N", help="tokens a running request holds"
+    )
     traffic.add_server_flags(parser)
 
 
@@ -53,8 +61,16 @@ def run(_command: str, args: argparse.Namespace) -> int:
         return _sampled(args, workload)
     if not 0 <= args.warm_up < 1:
         raise UsageError(f"--warm-up: expected a share of at least 0 and below 1, got {args.warm_up}")
+    traffic.lru_only(config, "curve is exact for lru", "simulate replays the others")
     behind = (
-        args.host_tokens or args.ratios or args.sizes_gb or args.model or args.host_ram or args.mean_resident_tokens
+        args.host_tokens
+        or args.ratios
+        or args.sizes_gb
+        or config.hicache_ratio
+        or config.hicache_size
+        or args.model
+        or args.host_ram
+        or args.mean_resident_tokens
     )
     if not args.device_tokens and behind:
         raise UsageError("--device-tokens: give max_total_num_tokens as the server logs it; a host tier is behind it")
@@ -64,6 +80,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
     record: dict[str, Any] = {
         "provenance": curve.basis,
         "trace": traffic.trace_record(trace),
+        "warnings": traffic.cautions(config),
         "count": curve.count,
         "requests_counted": curve.requests,
         "ceiling": curve.ceiling,
@@ -81,19 +98,36 @@ def run(_command: str, args: argparse.Namespace) -> int:
     return 0
 
 
-def _sizes(top: float, points: int) -> list[int]:
-    sizes: list[int] = np.unique(np.geomspace(1, max(top, 2), max(points, 2)).round().astype(np.int64)).tolist()
+def _sizes(top: float, points: int, least: int = 1) -> list[int]:
+    spread = np.geomspace(least, max(top, least + 1), max(points, 2))
+    sizes: list[int] = np.unique(spread.round().astype(np.int64)).tolist()
     return sizes
 
 
 def _sampled(args: argparse.Namespace, workload: Workload) -> int:
-    streamed = workload.path is not None and args.format in ("auto", "mooncake")
-    source: Path | Trace = Path(str(workload.path)) if streamed else workload.load()
-    curve: SampledCurve = sampled_curve(source, args.sample)
+    unused = (
+        "device_tokens",
+        "host_tokens",
+        "ratios",
+        "sizes_gb",
+        "model",
+        "host_ram",
+        "mean_resident_tokens",
+        "warm_up",
+    )
+    for name in unused:
+        if getattr(args, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')}: --sample estimates the curve alone, in blocks; leave --sample out "
+                "(below 10⁸ blocks the exact curve takes seconds)"
+            )
+    curve = _sampled_curve(args, workload)
     top = max(len(one) for one in curve.hits) / curve.rate
     record = {
         "provenance": curve.basis,
+        "count": "blocks",
         "references": curve.references,
+        "skipped": curve.skipped,
         "sample": curve.rate,
         "head_requests": curve.head_requests,
         "head_error_mean": curve.head_error_mean,
@@ -104,21 +138,37 @@ def _sampled(args: argparse.Namespace, workload: Workload) -> int:
                 "hit_rate": float(curve.rate_at(size)),
                 "spread": float(curve.spread_at(size)),
             }
-            for size in _sizes(top, args.points)
+            for size in _sizes(top, args.points, curve.smallest_blocks)
         ],
     }
     if args.json:
         print(json.dumps(record, indent=2))
         return 0
     print(f"{curve.origin}: {curve.references:,} block references, sampled at {curve.rate:g} ({curve.basis})")
+    for reason, count in curve.skipped.items():
+        print(f"  left out: {count} × {reason}")
     print(
         f"  measured error on the first {curve.head_requests:,} requests: mean {100 * curve.head_error_mean:.2f}, "
-        f"largest {100 * curve.head_error_max:.2f} points"
+        f"largest {100 * curve.head_error_max:.2f} points; "
+        "hit rates of blocks, ± between samples"
     )
     points: Any = record["curve"]
     for point in points:
         print(f"  {point['capacity_tokens']:>15,} tokens  {point['hit_rate']:7.2%} ± {point['spread']:.2%}")
     return 0
+
+
+def _sampled_curve(args: argparse.Namespace, workload: Workload) -> SampledCurve:
+    """The estimate; a file with hash_ids is read as a stream, anything else is loaded."""
+    if workload.path is None:
+        return sampled_curve(workload.load(), args.sample)
+    named = Path(workload.path)
+    with on_disk(named) as path:
+        kind = sniff(path) if args.format == "auto" else args.format
+        if kind != "mooncake":
+            return sampled_curve(replace(workload, path=str(path)).load(), args.sample)
+        curve = sampled_curve(path, args.sample, block_tokens=args.block_tokens, skip_bad=args.skip_bad_lines)
+        return curve if path == named else replace(curve, origin=f"measured: {stream_name(named)}")
 
 
 def _tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace) -> dict[str, Any]:
@@ -129,7 +179,7 @@ def _tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace) -> dict
     )
     speeds = traffic.rates(args, question)
     if question is None:
-        return _bare_tiers(args, trace, str(policy))
+        return _bare_tiers(args, config, trace, str(policy))
     case = Payoff(trace, question, policy, speeds, args.warm_up)
     tiers = _settings_to_compare(args, config, case)
     steps = dict(zip((tier.tokens for tier in tiers), case.rate_per_gb(tiers), strict=True))
@@ -165,14 +215,16 @@ def _row(device_tokens: int, host_tokens: int, rate: float, device_rate: float) 
     }
 
 
-def _bare_tiers(args: argparse.Namespace, trace: Trace, policy: str) -> dict[str, Any]:
+def _bare_tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace, policy: str) -> dict[str, Any]:
     """The same without a model: tokens only."""
-    if args.sizes_gb:
-        raise UsageError("--sizes-gb needs --model: without it no tokens are known for the bytes")
+    if args.sizes_gb or config.hicache_size:
+        name = "--sizes-gb" if args.sizes_gb else "--hicache-size"
+        raise UsageError(f"{name} needs --model: without it no tokens are known for the bytes")
     write = WritePolicy.parse(policy)
     curve = hit_curve(trace, count="tokens", count_from=int(trace.requests * args.warm_up))
     device = float(curve.rate_at_tokens(args.device_tokens))
-    tokens = {*args.host_tokens, *(int(args.device_tokens * ratio) for ratio in args.ratios)}
+    ratios = (*args.ratios, *((config.hicache_ratio,) if config.hicache_ratio else ()))
+    tokens = {*args.host_tokens, *(int(args.device_tokens * ratio) for ratio in ratios)}
     rows = []
     for size in sorted(tokens) or [int(args.device_tokens * ratio) for ratio in _RATIOS]:
         reach = write.reach(args.device_tokens // curve.block_tokens, size // curve.block_tokens)
@@ -199,6 +251,7 @@ def _settings_to_compare(args: argparse.Namespace, config: LaunchConfig, case: P
 
 def _curve_words(record: dict[str, Any]) -> str:
     lines = traffic.trace_words(record["trace"])
+    lines += [f"  warning: {text}" for text in record["warnings"]]
     lines.append(
         f"  an unlimited cache hits {record['ceiling']:.2%} of {record['count']}; more than "
         f"{record['largest_useful_tokens']:,} tokens bring nothing ({record['provenance']}, exact block LRU)"
@@ -214,7 +267,9 @@ def _curve_words(record: dict[str, Any]) -> str:
     for row in tiers["sizes"]:
         lines.append(_tier_words(row))
     if tiers["knee"] is None and any("host_bytes" in row for row in tiers["sizes"]):
-        lines.append("  no knee up to there: a further byte buys at least what the average byte did")
+        flat = tiers["sizes"][-1]["hit_rate"] - tiers["sizes"][0]["hit_rate"] < _NOTHING
+        bent = "these settings all do the same" if flat else "a further byte buys at least what the average byte did"
+        lines.append(f"  no knee up to there: {bent}")
     if tiers["knee"]:
         lines.append(f"  knee: {tiers['knee']} (beyond it an extra byte buys less than the average byte here)")
     if tiers["largest_safe"]:

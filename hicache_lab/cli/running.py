@@ -127,7 +127,10 @@ def _shown(value: str | int | float) -> str:
     if isinstance(value, bool | str):
         text = " ".join(str(value).split())
         return text if len(text) <= 100 else f"{text[:97]}…"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    # two milliseconds are not "0.00 seconds"
+    return f"{value:.4g}"
 
 
 def _summary(folder: Path, result: RunResult) -> str:

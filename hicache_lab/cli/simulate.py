@@ -23,7 +23,9 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     traffic.add_inputs(parser)
     parser.add_argument("--rules", choices=("nodes", "blocks"), default="nodes", help="HiCache's rules, or plain LRU")
-    parser.add_argument("--concurrency", type=traffic.whole, default=1, metavar="N", help="clients waiting for answers")
+    parser.add_argument(
+        "--concurrency", type=traffic.positive, default=1, metavar="N", help="clients waiting for answers"
+    )
     parser.add_argument("--by-request", type=Path, metavar="FILE.csv", help="write cached tokens of every request")
     traffic.add_server_flags(parser)
 
@@ -35,6 +37,10 @@ def run(_command: str, args: argparse.Namespace) -> int:
         raise UsageError("--device-tokens: give max_total_num_tokens as the server logs it")
     if len(args.host_tokens) > 1:
         raise UsageError("--host-tokens: simulate takes one size; curve compares many")
+    if args.rules == "blocks":
+        traffic.lru_only(config, "--rules blocks is plain LRU", "take --rules nodes")
+        if args.concurrency > 1:
+            raise UsageError("--concurrency: --rules blocks takes requests one by one; take --rules nodes")
     policy, question = traffic.policy_of(args, config), traffic.question_of(args, config)
     speeds = traffic.rates(args, question)
     tier = _tier(args, config, question)
@@ -60,12 +66,13 @@ def run(_command: str, args: argparse.Namespace) -> int:
     record |= {
         "device_tokens": args.device_tokens,
         "host_tokens": host,
-        "page_size": page,
+        "page_size": trace.block_tokens if args.rules == "blocks" else page,
         "write_policy": str(policy),
         "device_hit_rate": hits.device_rate,
         "host_hit_rate": hits.total_rate - hits.device_rate,
         "hit_rate": hits.total_rate,
     }
+    record["warnings"] += traffic.cautions(config)
     if speeds is not None:
         record["worth"] = asdict(worth(hits, speeds, trace.duration_s))
     if args.by_request:
@@ -76,6 +83,8 @@ def run(_command: str, args: argparse.Namespace) -> int:
 
 def _tier(args: argparse.Namespace, config: LaunchConfig, question: Question | None) -> HostTier | None:
     if args.host_tokens:
+        if config.hicache_ratio or config.hicache_size:
+            raise UsageError("--host-tokens: give the host pool in tokens, or by --hicache-ratio or --hicache-size")
         return None
     if question is None:
         if config.hicache_ratio or config.hicache_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,22 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--generate", metavar="NAME", help=f"instead of a file: {', '.join(GENERATORS)}")
     parser.add_argument("--param", action="append", default=[], metavar="K=V", help="a parameter of --generate")
     parser.add_argument("--format", default="auto", metavar="F", help=f"auto, {', '.join(FORMATS)}")
-    parser.add_argument("--block-tokens", type=whole, metavar="N", help="tokens a block of the trace")
+    parser.add_argument("--block-tokens", type=positive, metavar="N", help="tokens a block of the trace")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="tokenizer.json for text prompts")
-    parser.add_argument("--sessions-at-once", type=whole, default=8, metavar="N", help="conversations side by side")
+    parser.add_argument("--sessions-at-once", type=positive, default=8, metavar="N", help="conversations side by side")
     parser.add_argument("--skip-bad-lines", action="store_true", help="count bad records instead of stopping")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of words")
-    parser.add_argument("--device-tokens", type=whole, metavar="N", help="max_total_num_tokens, as the server logs it")
-    parser.add_argument("--host-tokens", type=wholes, default=(), metavar="N[,N…]", help="host pool sizes in tokens")
+    parser.add_argument(
+        "--device-tokens", type=positive, metavar="N", help="max_total_num_tokens, as the server logs it"
+    )
+    parser.add_argument("--host-tokens", type=sizes, default=(), metavar="N[,N…]", help="host pool sizes in tokens")
     parser.add_argument("--model", metavar="M", help="sizes the host pool in bytes; a name or a config.json")
     parser.add_argument("--sglang-version", default=NEWEST, metavar="V", help=f"the release (default {NEWEST})")
-    parser.add_argument("--prefill-tokens-per-s", type=float, metavar="X", help="prefill rate of the engine")
+    parser.add_argument("--prefill-tokens-per-s", type=positive_float, metavar="X", help="prefill rate of the engine")
     parser.add_argument("--rates-from-log", metavar="LOG", help="fit the prefill rate from a server log instead")
-    parser.add_argument("--load-back-gb-per-s", type=float, metavar="X", help="host to device, GB (1e9)/s of one rank")
+    parser.add_argument(
+        "--load-back-gb-per-s", type=positive_float, metavar="X", help="host to device, GB (1e9)/s of one rank"
+    )
     parser.epilog = "SGLang's own flags (--tp-size, --hicache-ratio, --hicache-write-policy, …) are taken as they are."
 
 
@@ -71,14 +76,43 @@ def whole(text: str) -> int:
     return int(text.replace("_", "").replace(",", ""))
 
 
-def wholes(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between."""
-    return tuple(int(part.replace("_", "")) for part in text.split(",") if part)
+def sizes(text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 0 with commas between."""
+    found = tuple(whole(part) for part in text.split(",") if part)
+    if any(value < 0 for value in found):
+        raise argparse.ArgumentTypeError(f"expected whole numbers of at least 0, got {text}")
+    return found
 
 
-def floats(text: str) -> tuple[float, ...]:
-    """Numbers with commas between."""
-    return tuple(float(part) for part in text.split(",") if part)
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if (value := whole(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return value
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1 with commas between."""
+    return tuple(positive(part) for part in text.split(",") if part)
+
+
+def positive_float(text: str) -> float:
+    """A number above 0."""
+    if not 0 < (value := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
+    return value
+
+
+def positive_floats(text: str) -> tuple[float, ...]:
+    """Numbers above 0 with commas between."""
+    return tuple(positive_float(part) for part in text.split(",") if part)
+
+
+def lru_only(config: LaunchConfig, why: str, instead: str) -> None:
+    """Refuse an eviction policy where the block model stands for all of it."""
+    policy = dict(config.other).get("--radix-eviction-policy") or "lru"
+    if policy != "lru":
+        raise UsageError(f"--radix-eviction-policy {policy}: {why}; {instead}")
 
 
 def workload_of(args: argparse.Namespace) -> Workload:
@@ -98,7 +132,7 @@ def workload_of(args: argparse.Namespace) -> Workload:
             raise UsageError(f"give a trace file or --generate, not both ({args.trace}, {args.generate})")
         return Workload(generator=args.generate, parameters=tuple(parameters.items()))
     if not args.trace:
-        raise UsageError("expected a TRACE file, or --generate NAME; see hicache-lab curve --help")
+        raise UsageError("expected a TRACE file, or --generate NAME; see --help")
     reading = {
         "format": args.format,
         "block_tokens": args.block_tokens,
@@ -115,7 +149,21 @@ def launch_of(args: argparse.Namespace) -> LaunchConfig:
     config = parse_launch(line)
     for refused in refusals(config, args.sglang_version):
         raise UsageError(refused.message)
+    if config.disable_radix_cache:
+        raise UsageError("--disable-radix-cache: such a server caches no prefix, so every hit rate is 0; leave it out")
+    if config.page_size is not None and config.page_size < 1:
+        raise UsageError(f"--page-size: expected at least 1, got {config.page_size}")
     return config
+
+
+def cautions(config: LaunchConfig) -> list[str]:
+    """What the launch does that one replayed cache does not show."""
+    if (config.dp_size or 1) == 1:
+        return []
+    return [
+        f"--dp-size {config.dp_size}: every data-parallel rank has its own cache and gets a part of the requests; here "
+        "one cache gets all of them, so split the trace as your router does for a rank's own hit rate"
+    ]
 
 
 def question_of(args: argparse.Namespace, config: LaunchConfig, **facts: Any) -> Question | None:

@@ -189,7 +189,7 @@ def _scan_line(
             i = _plain_value(text, i, n)
         else:
             i, whole, value = _number(text, i, n)
-            if i >= 0 and kind != TIMESTAMP and whole < 0:
+            if i >= 0 and (value < 0 or (kind != TIMESTAMP and whole < 0)):
                 return -1
             row[kind] = value
         if i < 0:

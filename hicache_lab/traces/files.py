@@ -14,6 +14,7 @@ from hicache_lab.errors import InputError, UsageError
 
 CHUNK_BYTES = 8 << 20
 _LONG_BYTES = 32 << 20
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
@@ -74,9 +75,12 @@ def chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes]]:
     """Yield (number of the first line, bytes of whole lines); a line longer than ``size`` grows its chunk."""
     line = 1
     rest = b""
+    first = True
     with opened(path) as stream, _progress(path) as done:
         while block := _read(stream, size, path):
             done(len(block))
+            if first:
+                block, first = _without_mark(block, path), False
             cut = block.rfind(b"\n") + 1
             if not cut:
                 rest += block
@@ -87,6 +91,12 @@ def chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes]]:
             line += whole.count(b"\n")
     if rest:
         yield line, rest
+
+
+def _without_mark(beginning: bytes, path: Path) -> bytes:
+    if beginning.startswith(_UTF16_MARKS):
+        raise InputError(f"{path}: is UTF-16; convert it first: iconv -f UTF-16 -t UTF-8 FILE > NEW")
+    return beginning.removeprefix(b"\xef\xbb\xbf")
 
 
 @contextmanager

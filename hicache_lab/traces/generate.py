@@ -68,7 +68,7 @@ def multi_turn(
     output = _lognormal(rng, output_tokens, 0.6, count)
     new = np.where(first, _lognormal(rng, first_tokens, 0.8, count), _lognormal(rng, turn_tokens, 0.8, count))
     group = _popular(rng, system_prompts, sessions)[session]
-    gaps = np.where(first, 0.0, rng.lognormal(np.log(think_s), 0.8, count))
+    gaps = np.where(first, 0.0, rng.lognormal(np.log(max(think_s, 1e-9)), 0.8, count))
     shared = max(system_tokens // block_tokens, 0)
     start = np.cumsum(rng.exponential(1 / sessions_per_s, sessions))
     return _from_sessions(
@@ -260,9 +260,25 @@ def generate(name: str, **parameters: Any) -> Trace:
             values[key] = _converted(value, kind)
         except ValueError:
             raise UsageError(f"--param {key}: expected {kind.__name__}, got {value!r}") from None
-        if kind in (int, float) and values[key] < 0:
+        _check_range(key, values[key])
+    try:
+        return GENERATORS[name](**values)
+    except (MemoryError, OverflowError):
+        raise UsageError(f"--generate {name}: a trace of that size does not fit into memory; ask for less") from None
+
+
+_MAY_BE_ZERO = ("seed", "system_tokens", "question_tokens", "think_s", "tool_s", "skew", "output_tokens")
+
+
+def _check_range(key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        return
+    if key in _MAY_BE_ZERO:
+        if not 0 <= value < np.inf:
             raise UsageError(f"--param {key}: expected a number of at least 0, got {value!r}")
-    return GENERATORS[name](**values)
+    elif not 0 < value < np.inf:
+        least = "at least 1" if isinstance(value, int) else "a number above 0"
+        raise UsageError(f"--param {key}: expected {least}, got {value!r}")
 
 
 def _converted(value: Any, kind: type) -> Any:

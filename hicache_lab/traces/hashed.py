@@ -22,6 +22,7 @@ KEYS = ("timestamp", "input_length", "output_length", "hash_ids", "block_size")
 _POSSIBLE_BLOCKS = tuple(2**power for power in range(13))
 _MOONCAKE_BLOCK = 512
 _NOTED = 3
+_MOST = 2**53  # what a float holds exactly; no length or time is larger
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ def _slow_line(raw: bytes) -> tuple[Ints, Floats]:
     if not isinstance(hashes, list) or not all(isinstance(x, int) and not isinstance(x, bool) for x in hashes):
         raise ValueError("expected hash_ids, a list of whole numbers")
     if any(not -(2**63) <= x < 2**63 for x in hashes):
-        hashes = [x % 2**63 for x in hashes]  # unsigned 64-bit hashes keep their identity
+        # the same 64 bits, read as signed: unsigned hashes stay as different from each other as they were
+        hashes = [(x + 2**63) % 2**64 - 2**63 for x in hashes]
     values = [-1.0] * len(KEYS)
     for index, key in enumerate(KEYS):
         value = record.get(key)
@@ -156,8 +158,10 @@ def _slow_line(raw: bytes) -> tuple[Ints, Floats]:
             continue
         if value is None and key != "input_length":
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST:
             raise ValueError(f"expected {key}, a number of at least 0, got {value!r}")
+        if key != "timestamp" and value != int(value):
+            raise ValueError(f"expected {key}, a whole number, got {value!r}")
         values[index] = float(value)
     return np.array(hashes, np.int64), np.array(values)
 
@@ -182,12 +186,11 @@ def read_hashed(path: Path, *, block_tokens: int | None = None, skip_bad: bool =
     declared = np.unique(np.concatenate([part.block_sizes for part in parts]))
     size = choose_block(path, counts, inputs, declared, block_tokens)
     timestamps = np.concatenate([part.timestamps_ms for part in parts])
-    notes = (
-        [f"{sum(skips.counts.values())} lines left out, for example {skips.examples[0]}"]
-        if skips and skips.counts
-        else []
-    )
-    if (np.diff(timestamps) < 0).any():
+    notes = [f"left out, for example {skips.examples[0]}"] if skips and skips.counts else []
+    untimed = int((timestamps < 0).sum())
+    if 0 < untimed < timestamps.size:
+        notes.append(f"{untimed} of {timestamps.size} requests have no timestamp: all times left out")
+    elif (np.diff(timestamps) < 0).any():
         notes.append("arrival times are not in order; requests are taken in the order of the file")
     kinds = {part.raw_ids.dtype for part in parts}
     raw_ids: npt.NDArray[np.integer] = np.concatenate(
@@ -201,7 +204,7 @@ def read_hashed(path: Path, *, block_tokens: int | None = None, skip_bad: bool =
         block_tokens=size,
         input_tokens=inputs,
         output_tokens=outputs,
-        arrival_s=timestamps / 1000 if (timestamps >= 0).all() else None,
+        arrival_s=None if untimed else timestamps / 1000,
         origin=f"measured: {path.name}",
         skipped=skips.counts if skips else None,
         notes=notes,

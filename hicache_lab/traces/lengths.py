@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import csv
 import json
-from datetime import datetime
 from pathlib import Path
-
-import numpy as np
 
 from hicache_lab.errors import InputError
 from hicache_lab.traces import files
 from hicache_lab.traces.hashed import Skips
+from hicache_lab.traces.times import arrivals, seconds
 from hicache_lab.traces.trace import Trace
 
 _NAMES = {
@@ -23,12 +21,13 @@ _NAMES = {
     "input": ("contexttokens", "request tokens", "input_tokens", "input_length", "prompt_tokens"),
     "output": ("generatedtokens", "response tokens", "output_tokens", "output_length", "completion_tokens"),
 }
+_MOST = 2**53
 LENGTHS_NOTE = "lengths only: no prefix information in this format"
 
 
 def looks_like_lengths(header: str) -> bool:
     """Whether a first line is the header of such a CSV."""
-    columns = [column.strip().lower() for column in header.lstrip("\ufeff").split(",")]
+    columns = [column.strip().lower() for column in next(csv.reader([header]), [])]
     return all(any(name in columns for name in _NAMES[wanted]) for wanted in ("input", "output"))
 
 
@@ -37,7 +36,6 @@ def read_lengths_csv(path: Path, *, skip_bad: bool = False) -> Trace:
     rows = ((number, next(csv.reader([line]))) for number, line in files.lines(path))
     _, header = next(rows, (0, [""]))
     columns = [column.strip().lower() for column in header]
-    columns[0] = columns[0].lstrip("\ufeff")
     place = {
         wanted: next((columns.index(name) for name in names if name in columns), -1) for wanted, names in _NAMES.items()
     }
@@ -45,54 +43,92 @@ def read_lengths_csv(path: Path, *, skip_bad: bool = False) -> Trace:
         raise InputError(
             f"{path}:1: expected columns such as ContextTokens and GeneratedTokens, got {', '.join(header)}"
         )
-    inputs, outputs, times = [], [], []
+    inputs: list[int] = []
+    outputs: list[int] = []
+    times: list[float | None] = []
     skips = Skips()
     for number, row in rows:
         try:
-            tokens = int(row[place["input"]]), int(row[place["output"]])
-            stamp = _seconds(row[place["time"]]) if place["time"] >= 0 else None
-            if min(tokens) < 0:
-                raise ValueError("a negative length")
+            tokens = _length(row[place["input"]]), _length(row[place["output"]])
+            stamp = seconds(row[place["time"]]) if place["time"] >= 0 else None
         except (ValueError, IndexError) as error:
+            reason = "a column is missing" if isinstance(error, IndexError) else str(error)
             if not skip_bad:
                 raise InputError(
-                    f"{path}:{number}: expected whole numbers of tokens ({error}); fix the line, or leave bad lines "
+                    f"{path}:{number}: expected whole numbers of tokens ({reason}); fix the line, or leave bad lines "
                     "out with --skip-bad-lines"
                 ) from None
-            skips.add("bad line", f"{path}:{number}: {error}")
+            skips.add("bad line", f"{path}:{number}: {reason}")
             continue
         inputs.append(tokens[0])
         outputs.append(tokens[1])
         times.append(stamp)
-    known = [stamp for stamp in times if stamp is not None]
+    if not inputs:
+        raise InputError(f"{path}: holds no request")
+    arrival_s, notes = arrivals(times)
     return Trace.lengths_only(
         inputs,
         outputs,
-        arrival_s=np.array(known) - known[0] if known and len(known) == len(inputs) else None,
+        arrival_s=arrival_s,
         origin=f"measured: {path.name}",
         skipped=skips.counts,
-        notes=(LENGTHS_NOTE,),
+        notes=(LENGTHS_NOTE, *notes),
     )
 
 
-def read_bench_serving(path: Path) -> Trace:
+def _length(value: object) -> int:
+    """A whole number of tokens; "374.0" is one, too: pandas writes a column with gaps so."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = -1.0
+    if isinstance(value, bool) or not 0 <= number < _MOST or number != int(number):
+        raise ValueError(f"got {value!r}")
+    return int(number)
+
+
+def read_bench_serving(path: Path, *, skip_bad: bool = False) -> Trace:
     """Read ``input_lens`` and ``output_lens`` of bench_serving's result file (written with ``--output-details``)."""
     inputs: list[int] = []
     outputs: list[int] = []
+    skips = Skips()
     runs = 0
     for number, line in files.lines(path):
-        record = json.loads(line)
-        lens = record.get("input_lens"), record.get("output_lens")
-        if not all(isinstance(values, list) for values in lens):
-            raise InputError(
-                f"{path}:{number}: a bench_serving summary without input_lens; run it with --output-details, "
-                "and log the server's requests (--log-requests --log-requests-level 3) for prefix information"
-            )
-        inputs += [int(value) for value in lens[0]]
-        outputs += [int(value) for value in lens[1]]
+        try:
+            asked, answered = _lengths_of_run(line)
+        except ValueError as error:
+            if not skip_bad:
+                raise InputError(f"{path}:{number}: {error}") from None
+            skips.add("bad line", f"{path}:{number}: {error}")
+            continue
+        inputs += asked
+        outputs += answered
         runs += 1
+    if not inputs:
+        raise InputError(f"{path}: holds no request")
     notes = (LENGTHS_NOTE, *((f"{runs} runs, one after the other",) if runs > 1 else ()))
-    return Trace.lengths_only(inputs, outputs, origin=f"measured: {path.name}", notes=notes)
+    return Trace.lengths_only(inputs, outputs, origin=f"measured: {path.name}", skipped=skips.counts, notes=notes)
+
+
+def _lengths_of_run(line: str) -> tuple[list[int], list[int]]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error}); fix the line, or leave bad lines out with --skip-bad-lines") from None
+    lens = [record.get(key) for key in ("input_lens", "output_lens")] if isinstance(record, dict) else []
+    lists = [values for values in lens if isinstance(values, list)]
+    if len(lists) != 2:
+        raise ValueError(
+            "a bench_serving summary without input_lens; run it with --output-details, "
+            "and log the server's requests (--log-requests --log-requests-level 3) for prefix information"
+        )
+    try:
+        asked, answered = ([_length(value) for value in values] for values in lists)
+    except ValueError as error:
+        raise ValueError(f"expected input_lens and output_lens as whole numbers of tokens, {error}") from None
+    if len(asked) != len(answered):
+        raise ValueError(f"{len(asked)} input_lens and {len(answered)} output_lens; the file is damaged")
+    return asked, answered
 
 
 def refuse_bench_multiturn(path: Path) -> InputError:
@@ -101,16 +137,3 @@ def refuse_bench_multiturn(path: Path) -> InputError:
         f"{path}: bench_multiturn's result file holds averages, no requests; describe the same workload instead: "
         "--generate bench_multiturn --param clients=… --param rounds=… --param request_tokens=… --param output_tokens=…"
     )
-
-
-def _seconds(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        pass
-    # Azure stamps carry seven decimals; Python reads six
-    head, _, fraction = text.strip().partition(".")
-    try:
-        return datetime.fromisoformat(head).timestamp() + (float(f"0.{fraction[:9]}") if fraction.isdigit() else 0.0)
-    except ValueError:
-        return None

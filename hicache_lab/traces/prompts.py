@@ -7,31 +7,33 @@ prefixes stay exact to a block, token counts become estimates, and the trace say
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hicache_lab.errors import InputError, UsageError
 from hicache_lab.traces import files
 from hicache_lab.traces.hashed import Skips
+from hicache_lab.traces.times import arrivals, seconds
 from hicache_lab.traces.trace import Trace
 
 CHARS_PER_TOKEN = 4
 _TOKEN_KEYS = ("input_ids", "prompt_token_ids", "token_ids")
 _OUTPUT_KEYS = ("output", "completion", "response", "output_ids", "output_token_ids")
 _TIME_KEYS = ("timestamp", "arrival_time", "time")
-PROMPT_KEYS = {*_TOKEN_KEYS, "prompt", "messages", "conversations", "conversation", "turns"}
+PROMPT_KEYS = {*_TOKEN_KEYS, "prompt", "text", "messages", "conversations", "conversation", "turns"}
+
+_ESCAPED_BYTE = re.compile(r"\\x[89a-f][0-9a-f]")  # as ``files.lines`` keeps what is not UTF-8
 
 Tokenizer = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request as read: token ids, or text still to be tokenized; ``arrival`` in the unit of the file."""
+    """One request as read: token ids, or text still to be tokenized; ``arrival`` in seconds."""
 
     prompt: str | list[int]
     output: str | list[int]
@@ -111,7 +113,6 @@ def read_prompts(
         tokenizer=tokenizer,
         skips=skips,
         notes=notes,
-        time_unit=1.0,
     )
 
 
@@ -123,11 +124,10 @@ def tokenized(
     tokenizer: Tokenizer | None,
     skips: Skips | None,
     notes: Sequence[str],
-    time_unit: float,
 ) -> Trace:
-    """Turn requests into a trace; arrival times are multiplied by ``time_unit`` to become seconds."""
+    """Turn requests into a trace."""
     if not requests:
-        left_out = f" ({sum(skips.counts.values())} records left out)" if skips else ""
+        left_out = f" ({sum(skips.counts.values())} records left out)" if skips and skips.counts else ""
         raise InputError(f"{path}: holds no request with a prompt{left_out}")
     remarks = list(notes)
     encode = tokenizer
@@ -149,16 +149,15 @@ def tokenized(
         return _encoded(prompt, encode), _encoded(output, encode)
 
     if skips and skips.counts:
-        remarks.append(f"{sum(skips.counts.values())} records left out, for example {skips.examples[0]}")
-    arrivals = [request.arrival for request in requests]
-    known = [arrival for arrival in arrivals if arrival is not None]
+        remarks.append(f"left out, for example {skips.examples[0]}")
+    arrival_s, timing = arrivals([request.arrival for request in requests])
     trace = Trace.from_tokens(
         map(ids, requests),
         block_tokens=block_tokens,
-        arrival_s=np.array(known) * time_unit if len(known) == len(arrivals) else None,
+        arrival_s=arrival_s,
         origin=f"measured: {path.name}",
         skipped=skips.counts if skips else None,
-        notes=remarks,
+        notes=(*remarks, *timing),
     )
     if trace.references:
         return trace
@@ -236,7 +235,8 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
         try:
             yield f"{path}:{number}", json.loads(text)
         except ValueError as error:
-            yield f"{path}:{number}", ValueError(f"not JSON ({error})")
+            odd = "; it holds bytes that are not UTF-8" if _ESCAPED_BYTE.search(text) else ""
+            yield f"{path}:{number}", ValueError(f"not JSON ({error}{odd})")
         following = next(stream, None)
         if following is None:
             return
@@ -254,14 +254,17 @@ def session_of(record: Any) -> list[Request]:
     turns = record.get("conversations") or record.get("conversation") or record.get("turns")
     if isinstance(turns, list) and turns:
         return _turns(turns)
-    arrival = next((float(record[key]) for key in _TIME_KEYS if isinstance(record.get(key), int | float)), None)
+    record = record["body"] if isinstance(record.get("body"), dict) else record  # OpenAI's batch files
+    arrival = next((seconds(str(record[key])) for key in _TIME_KEYS if record.get(key) is not None), None)
     messages = record.get("messages")
     if isinstance(messages, list) and messages:
         rendered = [_message(message) for message in messages]
+        if record.get("tools"):  # every chat template puts them before the conversation
+            rendered.insert(0, ("tools", _canonical(record["tools"])))
         answered = rendered[-1][0] in _ASSISTANTS and len(rendered) > 1
         role, output = rendered.pop() if answered else ("assistant", "")
         return [Request("".join(_render(*said) for said in rendered) + _render(role, ""), output, arrival)]
-    for key in (*_TOKEN_KEYS, "prompt"):
+    for key in (*_TOKEN_KEYS, "prompt", "text"):
         if key in record:
             prompt = _text_or_ids(record[key], key)
             if not prompt:
@@ -296,7 +299,13 @@ def _message(message: Any) -> tuple[str, str]:
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     if content is not None and not isinstance(content, str):
         raise ValueError(f"expected a message's content as text, got {type(content).__name__}")
-    return role, content or ""
+    calls = _canonical(message["tool_calls"]) if message.get("tool_calls") else ""
+    return role, (content or "") + calls
+
+
+def _canonical(value: Any) -> str:
+    """Text for what a chat template would render its own way: equal values give equal text, so prefixes hold."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def _render(role: str, text: str) -> str:

@@ -6,6 +6,8 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -47,13 +49,15 @@ def sniff(path: Path) -> str:
     first = beginning[0][1].strip()
     if looks_like_lengths(first):
         return "lengths-csv"
-    if first.startswith("["):
-        if not _is_stamped(first):
-            return "prompts"
-    elif first.startswith("{"):
-        found = _json_format(path, first)
-        if found:
-            return found
+    if first.startswith("[") and not _is_stamped(first):
+        return "prompts"
+    # a first line may be broken or a remark: its reader reports it, the others tell which reader that is
+    objects = [line for _, line in beginning if line.lstrip().startswith("{")]
+    for find in (_json_format, _broken_format):
+        for line in objects:
+            found = find(path, line)
+            if found:
+                return found
     if any(FINISHED in line or '"request.finished"' in line for _, line in beginning):
         return "sglang-log"
     known = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
@@ -68,9 +72,10 @@ def _json_format(path: Path, first: str) -> str | None:
     try:
         record = json.loads(first)
     except ValueError:
-        # a broken first line: what it names tells which reader must report it
-        return "mooncake" if '"hash_ids"' in first else None
+        return None
     keys = set(record)
+    if isinstance(record.get("body"), dict):
+        keys |= set(record["body"])
     if "hash_ids" in keys:
         return "mooncake"
     if "summary" in keys and "tag" in keys:
@@ -82,6 +87,13 @@ def _json_format(path: Path, first: str) -> str | None:
     if keys & PROMPT_KEYS:
         return "prompts"
     return None
+
+
+def _broken_format(_path: Path, line: str) -> str | None:
+    """What a line that is no JSON names tells which reader must report it."""
+    if '"hash_ids"' in line:
+        return "mooncake"
+    return "prompts" if any(f'"{key}"' in line for key in PROMPT_KEYS - {"text"}) else None
 
 
 def read_trace(
@@ -107,9 +119,10 @@ def read_trace(
         UsageError: an unknown format name, no such file.
         InputError: the file is not what it should be; names file and line.
     """
+    with on_disk(Path(path)) as kept:
+        if kept != Path(path):
+            return _piped(Path(path), kept, format, block_tokens, tokenizer, sessions_at_once, skip_bad)
     path = Path(path)
-    if str(path) == "-" or path.is_fifo() or path.is_char_device():
-        return _piped(path, format, block_tokens, tokenizer, sessions_at_once, skip_bad)
     if format != "auto" and format not in FORMATS:
         raise UsageError(f"--format: expected auto or one of {', '.join(FORMATS)}, got {format!r}")
     if block_tokens is not None and block_tokens < 1:
@@ -129,11 +142,15 @@ def read_trace(
         return read_request_log(path, block_tokens=block_tokens or _PAGE, tokenizer=tokenizer, skip_bad=skip_bad)
     if kind == "lengths-csv":
         return read_lengths_csv(path, skip_bad=skip_bad)
-    return read_bench_serving(path)
+    return read_bench_serving(path, skip_bad=skip_bad)
 
 
-def _piped(path: Path, *reading: Any) -> Trace:
-    """A stream cannot be looked at first and read then: keep it for the time of reading."""
+@contextmanager
+def on_disk(path: Path) -> Iterator[Path]:
+    """A stream cannot be looked at first and read then: it is kept in a file for that time. Files stay as they are."""
+    if str(path) != "-" and not path.is_fifo() and not path.is_char_device():
+        yield path
+        return
     with tempfile.NamedTemporaryFile(prefix="hicache-lab-trace-") as kept:
         if str(path) == "-":
             shutil.copyfileobj(sys.stdin.buffer, kept)
@@ -141,6 +158,19 @@ def _piped(path: Path, *reading: Any) -> Trace:
             with path.open("rb") as stream:
                 shutil.copyfileobj(stream, kept)
         kept.flush()
-        names = ("format", "block_tokens", "tokenizer", "sessions_at_once", "skip_bad")
-        trace = read_trace(kept.name, **dict(zip(names, reading, strict=True)))
-    return replace(trace, origin="measured: standard input" if str(path) == "-" else f"measured: {path.name}")
+        try:
+            yield Path(kept.name)
+        except InputError as error:
+            raise InputError(str(error).replace(kept.name, stream_name(path))) from None
+
+
+def stream_name(path: Path) -> str:
+    """What a person calls it."""
+    return "standard input" if str(path) == "-" else path.name
+
+
+def _piped(path: Path, kept: Path, *reading: Any) -> Trace:
+    names = ("format", "block_tokens", "tokenizer", "sessions_at_once", "skip_bad")
+    trace = read_trace(kept, **dict(zip(names, reading, strict=True)))
+    notes = tuple(note.replace(str(kept), stream_name(path)) for note in trace.notes)
+    return replace(trace, origin=f"measured: {stream_name(path)}", notes=notes)

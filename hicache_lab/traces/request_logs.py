@@ -12,22 +12,21 @@ import ast
 import json
 import re
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hicache_lab.errors import InputError
 from hicache_lab.traces import files
 from hicache_lab.traces.hashed import Skips
 from hicache_lab.traces.prompts import Request, Tokenizer, tokenized
+from hicache_lab.traces.times import arrivals, seconds
 from hicache_lab.traces.trace import Trace
 
 FINISHED = "Finish: obj="
 _INPUT_IDS = re.compile(r"\binput_ids=\[([0-9, ]*)\](?! \.\.\. )")
 _OUTPUT_IDS = re.compile(r"'output_ids': \[([0-9, ]*)\](?! \.\.\. )")
 _TEXT = re.compile(r"\btext=('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")(?! \.\.\. )")
+_BORDER = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|, out=")
 _COUNT = {name: re.compile(rf"'{name}': (\d+)") for name in ("prompt_tokens", "completion_tokens", "cached_tokens")}
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?)")
 _TOO_LONG = "prompt cut by the log (level 2 keeps 2,048); log with --log-requests-level 3"
@@ -74,18 +73,20 @@ def read_request_log(
             bare.append(entry)
             skips.add(_TOO_LONG if entry.cut else _NO_CONTENT, f"{path}:{number}")
     if not whole and bare:
+        arrival_s, timing = arrivals([entry.finished_s for entry in bare])
         return Trace.lengths_only(
             [entry.prompt_tokens for entry in bare],
             [entry.completion_tokens for entry in bare],
-            arrival_s=_times(bare),
+            arrival_s=arrival_s,
             origin=f"measured: {path.name}",
-            notes=(_TOO_LONG if bare[0].cut else _NO_CONTENT,),
+            skipped=skips.counts,
+            notes=(_TOO_LONG if bare[0].cut else _NO_CONTENT, *timing),
         )
-    first = next((entry.finished_s for entry in whole if entry.finished_s is not None), 0.0)
-    requests = [
-        Request(entry.prompt or "", entry.output, None if entry.finished_s is None else entry.finished_s - first)
-        for entry in whole
-    ]
+    if not whole and not skips.counts:
+        raise InputError(
+            f"{path}: holds no finished request; a server logs them with --log-requests --log-requests-level 3"
+        )
+    requests = [Request(entry.prompt or "", entry.output, entry.finished_s) for entry in whole]
     notes = ("requests are in the order of their end, with the time of their end",)
     return tokenized(
         requests,
@@ -94,13 +95,7 @@ def read_request_log(
         tokenizer=tokenizer,
         skips=skips,
         notes=notes,
-        time_unit=1.0,
     )
-
-
-def _times(entries: list[LoggedRequest]) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:
-    known = [entry.finished_s for entry in entries if entry.finished_s is not None]
-    return np.array(known) - known[0] if len(known) == len(entries) else None
 
 
 def _entry(line: str) -> LoggedRequest | str | None:
@@ -117,15 +112,23 @@ def _entry(line: str) -> LoggedRequest | str | None:
     return None
 
 
+def _halves(line: str) -> tuple[str, str]:
+    """What was asked and what was answered; a prompt may hold ``, out=`` as well, so quoted text is stepped over."""
+    border = next((found.start() for found in _BORDER.finditer(line) if found[0] == ", out="), -1)
+    return (line[:border], line[border:]) if border >= 0 else (line, line)
+
+
 def _from_text(line: str) -> LoggedRequest | str:
-    counts = {name: pattern.search(line) for name, pattern in _COUNT.items()}
+    asked, answered = _halves(line)
+    facts = answered.rpartition("'meta_info': ")[2]
+    counts = {name: pattern.search(facts) for name, pattern in _COUNT.items()}
     tokens, completed = counts["prompt_tokens"], counts["completion_tokens"]
     if tokens is None:
         return "a finished request without prompt_tokens"
-    asked = line.partition(", out=")[0]
     prompt: str | list[int] | None = None
-    ids = _INPUT_IDS.search(asked)
     text = _TEXT.search(asked)
+    # behind the text: a prompt may quote anything, a list of ids as well
+    ids = _INPUT_IDS.search(asked, text.end() if text else 0)
     if ids:
         prompt = _numbers(ids[1])
     elif text:
@@ -133,7 +136,7 @@ def _from_text(line: str) -> LoggedRequest | str:
             prompt = ast.literal_eval(text[1])  # a single quoted literal: the pattern admits nothing else
         except (SyntaxError, ValueError):
             return "a prompt that is not a quoted text"
-    output = _OUTPUT_IDS.search(line)
+    output = _OUTPUT_IDS.search(answered)
     cached = counts["cached_tokens"]
     stamp = _STAMP.search(line)
     return LoggedRequest(
@@ -142,7 +145,7 @@ def _from_text(line: str) -> LoggedRequest | str:
         prompt_tokens=int(tokens[1]),
         completion_tokens=int(completed[1]) if completed else 0,
         cached_tokens=int(cached[1]) if cached else None,
-        finished_s=_seconds(stamp[1]) if stamp else None,
+        finished_s=seconds(stamp[1]) if stamp else None,
         cut="input_ids=[" in asked or "text='" in asked or 'text="' in asked,
     )
 
@@ -161,25 +164,24 @@ def _from_json(record: Any) -> LoggedRequest | str:
         prompt = text
     produced = out.get("output_ids")
     usable = [x for x in produced if isinstance(x, int)] if isinstance(produced, list) else []
-    if not isinstance(meta.get("prompt_tokens"), int):
-        return "a finished request without prompt_tokens"
+    if not _is_count(meta.get("prompt_tokens")):
+        return f"expected prompt_tokens, a whole number, got {meta.get('prompt_tokens')!r}"
+    if meta.get("completion_tokens") is not None and not _is_count(meta["completion_tokens"]):
+        return f"expected completion_tokens, a whole number, got {meta['completion_tokens']!r}"
     return LoggedRequest(
         prompt=prompt,
         output=usable if isinstance(produced, list) and len(usable) == len(produced) else [],
         prompt_tokens=meta["prompt_tokens"],
-        completion_tokens=int(meta.get("completion_tokens") or 0),
+        completion_tokens=meta.get("completion_tokens") or 0,
         cached_tokens=meta.get("cached_tokens"),
-        finished_s=_seconds(str(record.get("timestamp", ""))),
+        finished_s=seconds(str(record.get("timestamp", ""))),
         cut=cut,
     )
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",") if number.strip()]
-
-
-def _seconds(text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None

@@ -86,8 +86,11 @@ class Trace:
     def require_prefixes(self, purpose: str) -> None:
         """Refuse work that needs to know which prompts share a prefix."""
         if not self.prefix_known:
+            why = next((f": {note}" for note in self.notes if "lengths only" not in note), "")
             raise InputError(
-                f"{self.origin}: the trace holds lengths only, no prefix information, so {purpose} cannot be computed; "
+                f"{self.origin}: the trace holds lengths only, no prefix information{why}, so {purpose} cannot be "
+                f"computed ({self.requests:,} requests, on average {self.input_tokens.mean():,.0f} prompt tokens and "
+                f"{self.output_tokens.mean():,.0f} generated ones); "
                 "give a trace with hash_ids or prompts, or describe the workload (--generate multi_turn …)"
             )
         if not self.requests:
