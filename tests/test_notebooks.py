@@ -161,6 +161,17 @@ def test_02_explains_a_release(tmp_path: Path) -> None:
     assert result.value("releases")["0.5.8"] != result.value("releases")["0.5.19"]
 
 
+@pytest.mark.parametrize(("version", "contradicted"), [("0.5.8", False), ("0.5.19", True)])
+def test_02_says_what_a_tree_contradicts(tmp_path: Path, version: str, contradicted: bool) -> None:
+    from test_source import NO_CACHE, write
+
+    tree = write(tmp_path / "tree", {}, NO_CACHE, version=version)
+    run("02_what_the_flags_mean", tmp_path / "run", source_path=str(tree))
+    page = (tmp_path / "run" / "02_what_the_flags_mean.html").read_text()
+    assert "era E, 0 differences" in page
+    assert ("But the tree calls itself 0.5.19, which is era G" in page) == contradicted
+
+
 def test_03_answers_before_the_controls(tmp_path: Path) -> None:
     result = run("03_tuner", tmp_path / "run", hicache_size=300)
     assert (result.value("verdict"), result.value("largest_size_gb")) == ("OOM_RISK", 43)

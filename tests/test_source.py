@@ -1,17 +1,21 @@
 """Reading a source tree: the era it follows, what is changed in it, and trees that are none."""
 
+import ast
 import json
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mutants import Mutant, mutants
 
 from hicache_lab import source
 from hicache_lab.cli import main
 from hicache_lab.errors import HostError, InputError, UsageError
+from hicache_lab.source import helpers
 from hicache_lab.source.facts import UNRECOGNISED
 from hicache_lab.source.reader import rule_facts
+from hicache_lab.source.tree import Module, Tree
 
 # A tree in our own words with what the eras differ in; every part can be replaced.
 PARTS = {
@@ -126,6 +130,51 @@ AUTO = {"sglang/srt/mem_cache/auto.py": "def auto_size_hicache():\n    pass\n"}
 NO_CACHE = {"cgroup": "return limit()"}
 
 
+# a headroom with what the releases' own has in it: paths, a loop, a handler, a floor, the smallest of many
+GROUPS = {
+    "cgroup": """least = None
+    for group in groups(Path('/sys') / 'fs'):
+        for limit in ('memory.max', 'memory.high'):
+            try:
+                text = (group / limit).read_text().strip()
+            except FileNotFoundError:
+                continue
+            if text == 'max' or not text:
+                continue
+            used = int((group / 'memory.current').read_text()) - read(group, 'inactive_file')
+            logger.info('%d of %d', used / 1024, limit)
+            left = max(0, int(text) - used)
+            least = left if least is None else min(least, left)
+    return least"""
+}
+
+
+def machine_module(machine=None) -> Module:
+    text = MACHINE.format(**MACHINE_PARTS | (machine or {}))
+    return Module("machine.py", text, ast.parse(text), Tree("", "", [], lambda _: ""))
+
+
+def own_form(since: str, name: str, machine=None) -> helpers.Form:
+    module = machine_module(machine)
+    return helpers.Form(since, tuple(row.digest for row in helpers.fingerprint(module, module.functions[name])))
+
+
+@pytest.fixture(autouse=True)
+def own_helpers(monkeypatch):
+    """The helpers of the tree above, in place of those of the releases."""
+    headroom = "_cgroup_memory_headroom"
+    forms = {
+        headroom: (own_form("0.5.21", headroom, NO_CACHE), own_form("0.5.22", headroom, GROUPS)),
+        "seen": (own_form("0.5.21", "seen"),),
+        "neighbours": (own_form("0.5.19", "neighbours"),),
+        "smallest_stage": (own_form("0.5.15", "smallest_stage"),),
+    }
+    monkeypatch.setattr(helpers, "known_forms", lambda: forms)
+    source.eras.cache_clear()
+    yield
+    source.eras.cache_clear()
+
+
 def write(root: Path, parts=None, machine=None, *, version="0.5.8", more=None) -> Path:
     folder = root / "sglang/srt/mem_cache"
     folder.mkdir(parents=True)
@@ -150,12 +199,12 @@ def read(*args, **kwargs) -> source.Reading:
         ("F", "0.5.17", F, NO_CACHE, {}),
         ("G", "0.5.19", G, NO_CACHE | HOST_ONLY, {}),
         ("H", "0.5.21", G, NO_CACHE, AUTO),
-        ("I", "0.5.22", I_ERA, {}, AUTO),
+        ("I", "0.5.22", I_ERA, GROUPS, AUTO),
         (
             "J",
             "0.5.23",
             I_ERA | {"signature": PARTS["signature"] + ", host_token_capacity=None"},
-            {},
+            GROUPS,
             AUTO,
         ),
     ],
@@ -226,6 +275,94 @@ def test_one_change_is_said_loudly_with_its_line(tmp_path, fact, parts, machine,
     out = capsys.readouterr().out
     assert "NO MATCH" in out
     assert source.MEANING[fact] in out
+
+
+HELPERS = [
+    mutant
+    for name in ("_cgroup_memory_headroom", "seen", "neighbours", "smallest_stage")
+    for mutant in mutants(MACHINE.format(**MACHINE_PARTS | GROUPS), name)
+]
+
+
+def test_every_change_of_a_helper_is_seen_where_it_stands(tmp_path) -> None:
+    assert len(HELPERS) > 60
+    root = write(tmp_path, I_ERA, GROUPS, version="0.5.22", more=AUTO)
+    file = root / "sglang/srt/mem_cache/machine.py"
+    assert source.read_source(source.open_tree(root)).matches
+    for mutant in HELPERS:
+        file.write_text(mutant.text)
+        reading = source.read_source(source.open_tree(root))
+        assert not reading.matches, mutant.what
+        assert any(stands_on(mutant, difference) for difference in reading.differences), mutant.what
+
+
+def stands_on(mutant: Mutant, difference: source.Difference) -> bool:
+    # a statement that is gone is said at the next one; an expression of a statement at the statement's first line
+    at = difference.line
+    return at is not None and at.file.endswith("machine.py") and mutant.first - 3 <= at.number <= mutant.last + 1
+
+
+def test_a_changed_helper_is_said_with_its_line(tmp_path, capsys) -> None:
+    changed = {"cgroup": GROUPS["cgroup"].replace("max(0,", "max(1,")}
+    root = write(tmp_path, I_ERA, changed, version="0.5.22", more=AUTO)
+    text = (root / "sglang/srt/mem_cache/machine.py").read_text()
+    number = 1 + text[: text.index("max(1,")].count("\n")
+    assert main(["read-source", str(root)]) == 3
+    out = capsys.readouterr().out
+    assert "NO MATCH" in out
+    assert f"machine.py:{number}: helper _cgroup_memory_headroom: the source has 'not recognised'" in out
+    assert "[left = max(1, int(text) - used)], the rules have 'as in 0.5.22'" in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("least", "smallest"),
+        ("    for group", "    # each of them\n    for group"),
+        ("'%d of %d', used", "'%d and %d', used"),
+        ("1024", "2**20"),
+        ("(text) - used", "(text) - (used)"),
+    ],
+)
+def test_names_comments_and_log_lines_of_a_helper_do_not_count(tmp_path, old, new) -> None:
+    same = {"cgroup": GROUPS["cgroup"].replace(old, new)}
+    assert same != GROUPS
+    assert read(tmp_path, I_ERA, same, version="0.5.22", more=AUTO).matches
+
+
+def test_a_helper_of_another_era_or_of_none_is_no_match(tmp_path) -> None:
+    exact = I_ERA | {"signature": PARTS["signature"] + ", host_token_capacity=None"}
+    reading = read(tmp_path / "older", exact, NO_CACHE, version="0.5.23", more=AUTO)
+    assert ("helper _cgroup_memory_headroom", "as in 0.5.21", "as in 0.5.22") in {
+        (d.name, d.found, d.expected) for d in reading.differences
+    }
+    unknown = MACHINE_PARTS | GROUPS | {"view": "seen_twice() if twice else seen()"}
+    assert not read(tmp_path / "more", I_ERA, unknown, version="0.5.22", more=AUTO).matches
+    root = write(tmp_path / "set", I_ERA, GROUPS, version="0.5.22", more=AUTO)
+    file = root / "sglang/srt/mem_cache/machine.py"
+    file.write_text(file.read_text() + "\nneighbours = lambda: 1\n")
+    [difference] = source.read_source(source.open_tree(root)).differences
+    assert (difference.name, difference.found) == ("helper neighbours", UNRECOGNISED)
+
+
+def test_the_recorded_helpers_cover_what_the_rules_say(monkeypatch) -> None:
+    monkeypatch.undo()
+    source.eras.cache_clear()
+    known = helpers.known_forms()
+    by_release = {era.name: era.facts for era in source.eras()}
+    name = "helper _cgroup_memory_headroom"
+    assert [era for era, facts in by_release.items() if name in facts] == ["H", "I", "J"]
+    assert (by_release["H"][name], by_release["I"][name], by_release["J"][name]) == (
+        "as in 0.5.21",
+        "as in 0.5.22",
+        "as in 0.5.22",
+    )
+    assert by_release["G"]["helper ranks_per_host"] == "as in 0.5.19"
+    for forms in known.values():
+        assert len({form.hashes for form in forms}) == len(forms)
+    for era in source.eras():
+        for release in era.releases:
+            assert rule_facts(source.reader.rules_for(release)) == era.facts, release
 
 
 WRITES = [

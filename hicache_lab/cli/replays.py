@@ -289,11 +289,11 @@ def reading_lines(reading: source.Reading) -> list[str]:
         )
     if era is not None:
         lines.append(f"MATCH  the rules of {era}, because")
-        for name, meaning in source.MEANING.items():
+        for name in dict.fromkeys([*source.MEANING, *reading.facts]):
             fact = reading.facts.get(name)
             if fact is not None:
                 place = f"  ({fact.line})" if fact.line else ""
-                lines.append(f"  {meaning}: {fact.value}{place}")
+                lines.append(f"  {source.MEANING.get(name, name)}: {fact.value}{place}")
     else:
         lines.append(f"NO MATCH  this is not what any known release does; nearest is {reading.nearest}, but")
         lines += [f"  {difference}" for difference in reading.differences]

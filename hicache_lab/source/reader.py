@@ -17,6 +17,7 @@ from hicache_lab.source.facts import (
     constructors,
     read_constructor,
 )
+from hicache_lab.source.helpers import expected_helpers, fingerprint, helper_facts, reached
 from hicache_lab.source.tree import Line, Module, Tree
 from hicache_lab.units import GB
 
@@ -50,6 +51,7 @@ MEANING = {
     "cgroup_credits_page_cache": "page cache counts as free in a control group",
     "auto_size": "sizes itself when neither flag is given",
     "draft_exact": "an exact token capacity can be given",
+    "capacity": "tokens when a capacity is given",
     "host_copies": "host copies of an MLA model's KV",
     "unread": "the quantities are also written in a way that is not followed",
     "check_reached": "the check can be passed by",
@@ -61,21 +63,25 @@ _PRIMARY_ONLY = ("draft_exact", "not_larger", "page_size")
 
 def rule_facts(rules: ReleaseRules) -> dict[str, Value]:
     """A release's rules in the words of the facts that a source tree shows."""
-    return ALWAYS | {
-        "has_size_flag": rules.has_size_flag,
-        "rounding": rules.rounding,
-        "mla_bytes_count_layers": rules.mla_bytes_count_layers,
-        "mha_counts_v_head_dim": rules.v_head_dim == "counted",
-        "not_larger": rules.not_larger,
-        "shown": rules.shown,
-        "pp_stages_share_tokens": rules.pp_stages_share_tokens,
-        "guard_divides_by_ranks": rules.guard_divides_by_ranks,
-        "guard_reads_cgroup": rules.guard_reads_cgroup,
-        "cgroup_credits_page_cache": rules.cgroup_credits_page_cache,
-        "auto_size": rules.auto_size,
-        "draft_exact": rules.draft_exact,
-        "host_copies": "one per rank",
-    }
+    return (
+        ALWAYS
+        | {
+            "has_size_flag": rules.has_size_flag,
+            "rounding": rules.rounding,
+            "mla_bytes_count_layers": rules.mla_bytes_count_layers,
+            "mha_counts_v_head_dim": rules.v_head_dim == "counted",
+            "not_larger": rules.not_larger,
+            "shown": rules.shown,
+            "pp_stages_share_tokens": rules.pp_stages_share_tokens,
+            "guard_divides_by_ranks": rules.guard_divides_by_ranks,
+            "guard_reads_cgroup": rules.guard_reads_cgroup,
+            "cgroup_credits_page_cache": rules.cgroup_credits_page_cache,
+            "auto_size": rules.auto_size,
+            "draft_exact": rules.draft_exact,
+            "host_copies": "one per rank",
+        }
+        | expected_helpers(rules)
+    )
 
 
 @dataclass(frozen=True)
@@ -200,18 +206,17 @@ def read_source(tree: Tree) -> Reading:
     Raises:
         InputError: the tree has no host-pool constructor.
     """
-    found = [(module, read_constructor(module, owner, init)) for module, owner, init in constructors(tree)]
+    found = _sized(tree)
     if not found:
         unparsed = "; could not be parsed: " + "; ".join(tree.unreadable[:3]) if tree.unreadable else ""
         raise InputError(
             f"{tree.label}: no host-pool constructor found in {len(tree.paths)} Python files (a class whose "
             f"__init__ takes host_to_device_ratio and sets its size); SGLang has one from 0.4.4 on{unparsed}"
         )
-    primary = max((one for _, one in found), key=lambda one: _children(tree, one.class_name))
-    known = {line for _, one in found for line in one.guard}
-    others = (*(one for _, one in found if one is not primary), *checks(tree, known))
+    primary = max(found, key=lambda one: _children(tree, one.class_name))
+    others = (*(one for one in found if one is not primary), *_checked(tree, found))
     facts = dict(primary.facts)
-    for fact in _tree_facts(tree):
+    for fact in (*_tree_facts(tree), *helper_facts(_called_from(tree, [primary, *others]))):
         facts[fact.name] = fact
     nearest = _nearest(facts, tree.version)
     differences = [*_compare(facts, nearest), *_compare_others(others, nearest)]
@@ -226,6 +231,38 @@ def read_source(tree: Tree) -> Reading:
         tuple(differences),
         tuple(f"not parsed: {note}" for note in tree.unreadable),
     )
+
+
+def _sized(tree: Tree) -> list[Constructor]:
+    return [read_constructor(module, owner, init) for module, owner, init in constructors(tree)]
+
+
+def _checked(tree: Tree, sized: list[Constructor]) -> list[Constructor]:
+    return list(checks(tree, {line for one in sized for line in one.guard}))
+
+
+def _called_from(tree: Tree, pools: list[Constructor]) -> Iterator[tuple[Module, Line]]:
+    """The lines that size and check, each with its file: what they call is read too."""
+    for line in dict.fromkeys(line for one in pools for line in (*one.guard, *one.sizing)):
+        module = tree.module(line.file)
+        if module is not None:
+            yield module, line
+
+
+def read_helpers(tree: Tree) -> dict[str, tuple[str, ...]]:
+    """The helpers below a tree's sizing and checks as hashes by name, as `known_forms` keeps them.
+
+    Args:
+        tree: from `open_tree` or `installed_tree`.
+
+    Returns:
+        One hash a statement for each function that is not followed as plain arithmetic.
+    """
+    sized = _sized(tree)
+    lines = _called_from(tree, [*sized, *_checked(tree, sized)])
+    return {
+        function.name: tuple(row.digest for row in fingerprint(module, function)) for module, function in reached(lines)
+    }
 
 
 def _stated_era(version: str | None) -> str | None:

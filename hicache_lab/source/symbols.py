@@ -103,7 +103,7 @@ class _Meaning(ast.NodeTransformer):
         if name in scope.names:
             _remember(scope, *scope.origin.get(name, ()))
             return scope.names[name]
-        module, key = _definition(scope.module, name)
+        module, key = definition(scope.module, name)
         if module is not None and key in module.constants:
             value = Scope(module).meaning(module.constants[key])
             if number(value) is not None:
@@ -127,7 +127,7 @@ class _Meaning(ast.NodeTransformer):
         name = node.func.id if isinstance(node.func, ast.Name) else None
         # what a control group grants is no arithmetic, however a tree may read it: its name stays
         if name is not None and "cgroup" not in name and self.scope.depth < MAX_DEPTH:
-            module, key = _definition(self.scope.module, name)
+            module, key = definition(self.scope.module, name)
             if module is not None and key in module.functions:
                 value = returned(module, module.functions[key], args, self.scope)
                 if value is not None:
@@ -136,7 +136,7 @@ class _Meaning(ast.NodeTransformer):
         return ast.Call(func, args, [ast.keyword(k.arg, self.visit(k.value)) for k in node.keywords])
 
 
-def _definition(module: Module, name: str, hops: int = 4) -> tuple[Module | None, str]:
+def definition(module: Module, name: str, hops: int = 4) -> tuple[Module | None, str]:
     """The module that defines a name, through imports."""
     if name in module.functions or name in module.constants:
         return module, name
@@ -144,7 +144,7 @@ def _definition(module: Module, name: str, hops: int = 4) -> tuple[Module | None
         source, original = module.imports[name]
         behind = module.tree.find(source)
         if behind is not None:
-            return _definition(behind, original, hops - 1)
+            return definition(behind, original, hops - 1)
     return None, name
 
 
