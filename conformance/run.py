@@ -3,8 +3,8 @@
     python conformance/run.py --release 0.5.23
 
 Downloads the release's wheel without its dependencies, unpacks its Python, runs its constructors and its check on
-``cases.jsonl`` in an environment that has torch, and gives the outcome to ``hicache_lab.vectors``. Exit code 0: equal;
-3: a difference, named with era, field and case; 1: it could not be run.
+``cases.jsonl`` in an environment that has torch, and gives the outcome to ``hicache_lab.vectors``; ``read-source``
+reads the same tree. Exit code 0: equal; 3: a difference, named with era, field and case; 1: it could not be run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from hicache_lab.cpuserver.home import built_aside, home
 from hicache_lab.errors import HicacheLabError, HostError
 from hicache_lab.releases import VERIFIED, parse_version, rules_for
+from hicache_lab.source import open_tree, read_source
 from hicache_lab.vectors import Report, read_records, replay
 
 HERE = Path(__file__).resolve().parent
@@ -114,6 +115,15 @@ def lines(release: str, ran: int, skipped: dict[str, int], report: Report) -> li
     return told
 
 
+def reading_of(root: Path) -> tuple[bool, list[str]]:
+    """Whether the release's tree follows its era's rules for ``read-source``, and what a reader is told."""
+    reading = read_source(open_tree(root))
+    if reading.matches:
+        return True, [f"read-source: the tree follows {reading.nearest}"]
+    wrong = [str(difference) for difference in reading.differences] or [str(reading.contradiction)]
+    return False, [f"  DIFFERS read-source: {line}" for line in wrong]
+
+
 def not_carried_out(release: str, ran: int, report: Report) -> str:
     """What should have been compared and was not; empty when enough was."""
     if ran < ENOUGH_CASES:
@@ -140,14 +150,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             out = cache / f"outcome-{parse_version(release)}.jsonl"
             ran, skipped = execute(release, root, python, args.cases, out)
             report = replay(read_records(out))
-            print("\n".join(lines(release, ran, skipped, report)), flush=True)
+            follows, read = reading_of(root)
+            print("\n".join([*lines(release, ran, skipped, report), *read]), flush=True)
             missing = not_carried_out(release, ran, report)
             if missing and args.cases == CASES:
                 raise HostError(
                     f"{missing} could be carried out: this release constructs its pools in a new way; "
                     f"teach conformance/pools.py about it"
                 )
-            if report.total.mismatched or report.total.unsupported:
+            if report.total.mismatched or report.total.unsupported or not follows:
                 worst = 3
     except HicacheLabError as error:
         print(f"conformance: {error}", file=sys.stderr)
