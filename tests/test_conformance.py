@@ -74,11 +74,17 @@ def test_a_whole_kind_that_was_not_carried_out_is_no_agreement(harness, tmp_path
         return len(records), {"no mla host pool": 200}
 
     monkeypatch.setattr(run, "execute", execute)
+    monkeypatch.setattr(run, "reading_of", lambda root: (True, ["read-source: the tree follows era J"]))
     words = ["--release", "0.5.23", "--cache", str(tmp_path), "--python", sys.executable]
     assert run.main(words) == 1
     assert "no case of an mla pool could be carried out" in capsys.readouterr().err
     records += [record for _, record in outcome_of_library("0.5.23") if record["kind"] == "mla"]
     assert run.main(words) == 0
+    # equal outcomes do not make a tree that reads otherwise equal
+    monkeypatch.setattr(run, "reading_of", lambda root: (False, ["  DIFFERS read-source: reserve"]))
+    capsys.readouterr()
+    assert run.main(words) == 3
+    assert "DIFFERS read-source: reserve" in capsys.readouterr().out
     del records[10:]
     assert run.main(words) == 1
     assert "only 10 cases could be carried out" in capsys.readouterr().err
