@@ -368,6 +368,28 @@ def test_figures_escape_what_comes_from_outside() -> None:
     assert hits_figure(compare(runs("a", "ttft_p50_ms", [1]))) is None
 
 
+@pytest.mark.parametrize(
+    ("host_gb", "logarithmic"),
+    [((0, 0.0016, 0.0021, 1, 300), True), ((97, 163, 192, 384, 2400), True), ((100, 200, 400), False), ((0, 0), False)],
+)
+def test_the_tradeoff_tells_small_settings_apart_and_cuts_no_label(host_gb: Sequence[float], logarithmic: bool) -> None:
+    points = [Tradeoff(f"hicache_ratio={n}", int(size * GB), 0.0, "FITS") for n, size in enumerate(host_gb)]
+    figure = tradeoff_figure(points, safe_bytes=394 * GB, ram_bytes=None, benefit="b", source="computed")
+    [ran] = figure.data
+    assert list(ran.customdata) == pytest.approx(host_gb)
+    assert ("log scale" in figure.layout.xaxis.title.text) == logarithmic
+    low, high = figure.layout.xaxis.range
+    assert low < ran.x[0]
+    assert ran.x[-1] < high
+    places = [(x - low) / (high - low) for x in ran.x]
+    if logarithmic:
+        assert list(ran.x) == sorted(set(ran.x))
+        assert figure.layout.xaxis.ticktext[0] == "0"
+    # labels as wide as these do not stand in one line closer than they are wide
+    for (at, first), (other, second) in combinations(zip(places, ran.text, strict=True), 2):
+        assert abs(at - other) > 0.08 or first.count("<br>") != second.count("<br>")
+
+
 def test_without_a_browser_figures_are_html_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hicache_lab.figures.images.browser_path", lambda: None)
     figure = comparison_figure(compare(runs("a", "ttft_p50_ms", [1])))
