@@ -109,7 +109,9 @@ def test_a_broken_point_is_recorded_and_the_grid_goes_on(
     assert "RuntimeError: thirteen is too much" in error.traceback
     report = (tmp_path / "story" / "comparison.md").read_text()
     assert "thirteen is too much" in report
-    assert f"hicache-lab sweep {tmp_path}/story/grid.yaml --output {tmp_path} --resume" in report
+    assert f"--output {tmp_path} --label story --resume" in report
+    # the setting is named as it is called
+    assert "\nTake size_gb=300: output throughput" in report
     # what was complete is kept, what failed is tried again
     assert main(command) == 2
     assert "--resume goes on with it" in capsys.readouterr().err

@@ -49,7 +49,8 @@ a grid file:
   limits: {cell_seconds: 600, run_seconds: 3600}
   compare: {baseline: hicache_ratio=1.5, objective: output_tokens_per_s}
 
-exit: 0 all complete, 1 a point failed, 2 usage, 3 preflight skipped a point, 130 interrupted (--resume goes on)"""
+exit: 0 all complete, 1 a point failed or a file cannot be read, 2 usage, 3 preflight skipped a point,
+130 interrupted (--resume goes on)"""
 
 _COMPARE_EPILOG = """\
 PATH is a sweep folder, a run folder, a JSON-lines file of sglang.bench_serving, or aiperf's

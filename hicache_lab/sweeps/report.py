@@ -121,7 +121,7 @@ def _decision(document: Document, found: Recommendation | None) -> None:
     if found is None:
         document.add(Paragraph("No figure that decides was recorded; name one with --objective."))
     else:
-        document.add(Paragraph(f"{found.reason[0].upper()}{found.reason[1:]}."))
+        document.add(Paragraph(f"Take {found.reason}."))
         document.add(Paragraph(f"It was chosen by {found.objective}, among settings that may run on this host."))
     document.add(Room("What was decided, by whom, and what would change it"))
 
