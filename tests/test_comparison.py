@@ -1,6 +1,9 @@
 """Medians, intervals and findings; what cannot be told from noise is called that."""
 
 import json
+import re
+import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import combinations
@@ -186,6 +189,34 @@ def test_settings_are_named_by_what_differs() -> None:
     assert [one.label for one in found] == ["size=48", "size=48", "size=300"]
     alone = named([run("reports/before", size=48, seed=1), run("reports/after", size=48, seed=2)])
     assert [one.label for one in alone] == ["before", "after"]
+    same_name = named([run("before/x.jsonl", size=48), run("after/x.jsonl", size=48), run("v0.5.8", size=48)])
+    assert [one.label for one in same_name] == ["before/x", "after/x", "v0.5.8"]
+
+
+def test_aiperfs_files_of_one_name_are_two_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("before", "after"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(BENCH / "profile_export_aiperf.json", tmp_path / folder)
+    paths = [str(tmp_path / folder / "profile_export_aiperf.json") for folder in ("before", "after")]
+    assert main(["compare", *paths, "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert [one["label"] for one in settings] == ["before/profile_export_aiperf", "after/profile_export_aiperf"]
+    assert main(["compare", paths[0], paths[0]]) == 2
+    assert "named twice" in capsys.readouterr().err
+
+
+def test_the_report_says_the_command_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(BENCH / "bench_serving.jsonl", "be fore.jsonl")
+    assert main(["compare", "be fore.jsonl", "--report", "first", "--no-images"]) == 0
+    command = re.findall(r"```text\nhicache-lab (.*)\n```", Path("first.md").read_text())[-1]
+    assert main([*shlex.split(command), "--report", "again", "--no-images"]) == 0
+    assert Path("again.md").read_text() == Path("first.md").read_text()
+
+
+def test_a_seed_below_0_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(BENCH / "bench_serving.jsonl"), "--seed", "-1"]) == 2
+    assert "--seed: expected 0 or more" in capsys.readouterr().err
 
 
 def test_predictions_meet_what_was_observed() -> None:
@@ -292,6 +323,15 @@ def test_a_gate_fails_on_what_is_worse_beyond_the_noise(tmp_path: Path, capsys: 
     assert main(["compare", old[0], new[0], "--gate", "output_tokens_per_s"]) == 2
     assert "single runs cannot be told from noise" in capsys.readouterr().err
     assert main(["compare", *old, *new, "--gate", "ttft"]) == 2
+    capsys.readouterr()
+    # a gate that could not have fallen is no pass
+    for paths, message in (
+        (old, "all runs are of one setting"),
+        ([*old, *same, new[0]], "not judged: new"),
+        ([*old, f"bare={write_run(tmp_path / 'bare', ttft_p50_s=0.1)}"], "not recorded for bare"),
+    ):
+        assert main(["compare", *paths, "--gate", "output_tokens_per_s"]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_words_and_json_say_the_same() -> None:
@@ -326,6 +366,28 @@ def test_figures_escape_what_comes_from_outside() -> None:
         assert all(axis.title.text for axis in figure.select_yaxes())
     assert "safe: 434 GB" in tradeoff.to_json()
     assert hits_figure(compare(runs("a", "ttft_p50_ms", [1]))) is None
+
+
+@pytest.mark.parametrize(
+    ("host_gb", "logarithmic"),
+    [((0, 0.0016, 0.0021, 1, 300), True), ((97, 163, 192, 384, 2400), True), ((100, 200, 400), False), ((0, 0), False)],
+)
+def test_the_tradeoff_tells_small_settings_apart_and_cuts_no_label(host_gb: Sequence[float], logarithmic: bool) -> None:
+    points = [Tradeoff(f"hicache_ratio={n}", int(size * GB), 0.0, "FITS") for n, size in enumerate(host_gb)]
+    figure = tradeoff_figure(points, safe_bytes=394 * GB, ram_bytes=None, benefit="b", source="computed")
+    [ran] = figure.data
+    assert list(ran.customdata) == pytest.approx(host_gb)
+    assert ("log scale" in figure.layout.xaxis.title.text) == logarithmic
+    low, high = figure.layout.xaxis.range
+    assert low < ran.x[0]
+    assert ran.x[-1] < high
+    places = [(x - low) / (high - low) for x in ran.x]
+    if logarithmic:
+        assert list(ran.x) == sorted(set(ran.x))
+        assert figure.layout.xaxis.ticktext[0] == "0"
+    # labels as wide as these do not stand in one line closer than they are wide
+    for (at, first), (other, second) in combinations(zip(places, ran.text, strict=True), 2):
+        assert abs(at - other) > 0.08 or first.count("<br>") != second.count("<br>")
 
 
 def test_without_a_browser_figures_are_html_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

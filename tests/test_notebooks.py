@@ -53,6 +53,16 @@ def test_outputs_are_stripped(path: Path) -> None:
 
 
 @named
+def test_papermill_itself_reads_every_parameter(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import papermill
+
+    # it takes a second "=" or an apostrophe in a comment for code, and says so before every run
+    read_by_papermill = papermill.inspect_notebook(str(path))
+    assert "Unable to parse" not in caplog.text
+    assert list(read_by_papermill) == list(inspect_parameters(path))
+
+
+@named
 def test_code_is_short_and_prose_is_not(path: Path) -> None:
     cells = [cell for cell in code_cells(path) if not is_parameters(cell)]
     lines = [code_lines(cell.source) for cell in cells]
@@ -209,7 +219,13 @@ def test_07_decides_from_a_recorded_sweep(tmp_path: Path) -> None:
 def test_07_runs_a_grid_of_its_own(tmp_path: Path) -> None:
     grid = tmp_path / "grid.yaml"
     varying = Path(__file__).parent / "notebooks" / "varying.ipynb"
-    grid.write_text(f"label: mine\nnotebook: {varying}\naxes: {{size_gb: [48, 13]}}\n")
-    result = run("07_sweep", tmp_path / "run", grid=str(grid), run=True)
-    assert (result.value("points"), result.value("take")) == (2, "size_gb=48")
+    label = "<img src=x onerror=alert(1)>"
+    grid.write_text(f"label: mine\nnotebook: {varying}\naxes: {{size_gb: [{{label: '{label}', value: 48}}, 13]}}\n")
+    result = execute(NOTEBOOKS[6], tmp_path / "run", {"grid": str(grid), "run": True}, progress=False)
+    assert (result.value("points"), result.value("take")) == (2, label)
     assert "mine/sweep.json" in result.files
+    # a label is nobody's markup, and the command to go on names the folder that is there
+    for page in ("07_sweep.html", "decision.html"):
+        assert not re.search(r'<img [^>]*onerror="?alert', (tmp_path / "run" / page).read_text()), page
+    command = f"hicache-lab sweep {grid} --output {tmp_path / 'run'} --label mine --resume"
+    assert command in (tmp_path / "run" / "decision.md").read_text()

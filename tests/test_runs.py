@@ -97,7 +97,16 @@ def test_words_become_the_declared_type(name: str, text: str, value: object) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("hicache_size_gb", "48.5"), ("ratio", "two"), ("verbose", "maybe"), ("sizes", "[1")]
+    ("name", "text"),
+    [
+        ("hicache_size_gb", "48.5"),
+        ("hicache_size_gb", "4,8"),
+        ("hicache_size_gb", "1,2345"),
+        ("ratio", "2,5"),
+        ("ratio", "two"),
+        ("verbose", "maybe"),
+        ("sizes", "[1"),
+    ],
 )
 def test_words_of_another_type_are_refused(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=name):
@@ -224,7 +233,8 @@ def test_leftovers_of_a_killed_run_are_removed_and_a_living_one_is_kept(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".run.{os.getppid()}.partial", "run"]
 
 
-def test_an_interrupt_keeps_what_ran(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_ran(tmp_path: Path, how: signal.Signals) -> None:
     command = [
         sys.executable,
         "-m",
@@ -238,7 +248,7 @@ def test_an_interrupt_keeps_what_ran(tmp_path: Path) -> None:
     try:
         _wait_for(lambda: any("time.sleep" in p.read_text() for p in tmp_path.glob(".hanging.*/*.ipynb")), process)
         time.sleep(1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         assert process.wait(timeout=60) == 130
     finally:
         process.kill()
@@ -326,6 +336,10 @@ def test_the_command_lists_parameters_and_refuses_before_running(
     assert "did you mean hicache_size_gb" in capsys.readouterr().err
     assert main(["run", str(GOOD), str(BROKEN), "-p", "title", "--output", str(tmp_path)]) == 2
     assert "expected NAME=VALUE" in capsys.readouterr().err
+    assert main(["run", str(GOOD), "--name", "../x", "--output", str(tmp_path)]) == 2
+    assert "--name: expected letters, digits, dot" in capsys.readouterr().err
+    assert main(["run", str(GOOD), "--timeout", "nan", "--output", str(tmp_path)]) == 2
+    assert "time limits are positive seconds" in capsys.readouterr().err
     assert main(["run", "nowhere.ipynb", "--output", str(tmp_path)]) == 1
     assert "no such file" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -3,6 +3,9 @@
 import hashlib
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -106,7 +109,9 @@ def test_a_broken_point_is_recorded_and_the_grid_goes_on(
     assert "RuntimeError: thirteen is too much" in error.traceback
     report = (tmp_path / "story" / "comparison.md").read_text()
     assert "thirteen is too much" in report
-    assert f"hicache-lab sweep {tmp_path}/story/grid.yaml --output {tmp_path} --resume" in report
+    assert f"--output {tmp_path} --label story --resume" in report
+    # the setting is named as it is called
+    assert "\nTake size_gb=300: output throughput" in report
     # what was complete is kept, what failed is tried again
     assert main(command) == 2
     assert "--resume goes on with it" in capsys.readouterr().err
@@ -328,6 +333,55 @@ def test_a_point_that_cannot_be_tried_is_recorded(tmp_path: Path, quick: Quick) 
     assert statuses(record) == {"size_gb=48": "failed", "size_gb=300": "complete"}
     assert record.points[0].error is not None
     assert "InputError: the notebook is gone" in record.points[0].error.traceback
+
+
+def test_what_the_grid_wants_and_no_run_has_is_said_and_loses_nothing(
+    tmp_path: Path, quick: Quick, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_of(
+        tmp_path,
+        "label: x\naxes: {size_gb: [13, 48, 300]}\n"
+        "compare: {baseline: size_gb=13, objective: output_token_per_s, metrics: [output_tokens_per_s, nope]}",
+    )
+    command = ["sweep", str(plan.grid.path), "--output", str(tmp_path), "--no-images"]
+    assert main(command) == 1
+    shown = capsys.readouterr().out
+    assert "2 settings against size_gb=48" in shown
+    assert "baseline size_gb=13 is in no complete run and was left aside" in shown
+    assert "objective output_token_per_s is in no complete run and was left aside; did you mean output_tok" in shown
+    assert "figure nope is in no complete run" in shown
+    assert (tmp_path / "x" / "comparison.html").is_file()
+    assert main(["compare", str(tmp_path / "x")]) == 0
+    assert "baseline size_gb=13 is in no complete run" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "x"), "--baseline", "size_gb=13"]) == 2
+
+
+def test_the_report_says_how_to_go_on(
+    tmp_path: Path, quick: Quick, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my grids").mkdir()
+    shutil.copy(NOTEBOOKS / "varying.ipynb", "my grids/mine.ipynb")
+    Path("my grids/g.yaml").write_text("notebook: mine.ipynb\naxes: {size_gb: [48]}\n")
+    assert main(["sweep", "my grids/g.yaml", "--output", "out", "--label", "other", "--no-images"]) == 0
+    command = re.findall(r"```text\nhicache-lab (.*)\n```", Path("out/other/comparison.md").read_text())[-1]
+    assert main([*shlex.split(command), "--no-images"]) == 0
+    assert "1 of 1 points complete (1 from before)" in capsys.readouterr().out
+    assert len(quick.ran) == 1
+
+
+def test_two_sweeps_are_told_apart_by_their_folders(
+    tmp_path: Path, quick: Quick, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_of(tmp_path, "label: x\naxes: {size_gb: [48]}\n")
+    for night in ("monday", "tuesday"):
+        run_sweep(plan, tmp_path / night / "x", QUIET)
+    assert main(["compare", str(tmp_path / "monday" / "x"), str(tmp_path / "tuesday" / "x"), "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert [(one["label"], one["runs"]) for one in settings] == [
+        ("monday/x: size_gb=48", 1),
+        ("tuesday/x: size_gb=48", 1),
+    ]
 
 
 def test_any_executor_will_do(tmp_path: Path, quick: Quick) -> None:

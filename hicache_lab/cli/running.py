@@ -10,8 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hicache_lab.cli.stopping import term_interrupts
 from hicache_lab.errors import HicacheLabError, UsageError
 from hicache_lab.runs import Limits, RunResult, execute, find_notebook, inspect_parameters, parse_parameter
+from hicache_lab.runs.execution import RUN_NAME
 
 
 class _NotebookArgument(argparse.Action):
@@ -88,20 +90,23 @@ def parse_assignments(notebook: Path, assignments: Sequence[str]) -> dict[str, A
 def run(_command: str, args: argparse.Namespace) -> int:
     """Run each notebook; exit 1 if any did not complete."""
     notebooks = [find_notebook(name) for name in args.notebooks]
+    if args.name is not None and not RUN_NAME.fullmatch(args.name):
+        raise UsageError(f"--name: expected letters, digits, dot, dash and underscore, got {args.name!r}")
     if args.name and len(notebooks) > 1:
         raise UsageError("--name: names one run folder; give one notebook")
     limits = Limits(args.cell_timeout, args.timeout)
     # every notebook's parameters are checked before the first one runs
     values = {notebook: parse_assignments(notebook, args.parameter) for notebook in notebooks}
     results: list[tuple[Path, RunResult]] = []
-    for notebook in notebooks:
-        folder = args.output / (args.name or notebook.stem)
-        result = execute(notebook, folder, values[notebook], limits=limits, html=not args.no_html)
-        results.append((folder, result))
-        if result.status == "interrupted":
-            break
-        if not args.json:
-            print(_summary(folder, result), flush=True)
+    with term_interrupts():
+        for notebook in notebooks:
+            folder = args.output / (args.name or notebook.stem)
+            result = execute(notebook, folder, values[notebook], limits=limits, html=not args.no_html)
+            results.append((folder, result))
+            if result.status == "interrupted":
+                break
+            if not args.json:
+                print(_summary(folder, result), flush=True)
     if len(results) > 1 and not args.json:
         print(_closing(results))
     if args.json:

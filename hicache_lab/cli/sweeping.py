@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from hicache_lab.comparison import Comparison, compare, recommend
+from hicache_lab.cli.stopping import term_interrupts
+from hicache_lab.comparison import Comparison, recommend
+from hicache_lab.comparison.compare import Cell
 from hicache_lab.comparison.words import as_json, text
 from hicache_lab.errors import UsageError
 from hicache_lab.preflight.ask import HOST_FACTS, host_from_facts
@@ -51,7 +49,8 @@ a grid file:
   limits: {cell_seconds: 600, run_seconds: 3600}
   compare: {baseline: hicache_ratio=1.5, objective: output_tokens_per_s}
 
-exit: 0 all complete, 1 a point failed, 2 usage, 3 preflight skipped a point, 130 interrupted (--resume goes on)"""
+exit: 0 all complete, 1 a point failed or a file cannot be read, 2 usage, 3 preflight skipped a point,
+130 interrupted (--resume goes on)"""
 
 _COMPARE_EPILOG = """\
 PATH is a sweep folder, a run folder, a JSON-lines file of sglang.bench_serving, or aiperf's
@@ -150,25 +149,11 @@ def _run(plan: Plan, folder: Path, args: argparse.Namespace, limits: Limits) -> 
             # the bar is on standard error; this keeps the two from mixing on a terminal
             tqdm.write(_point_line(point), file=sys.stdout)
 
-    with _terminated_as_interrupted():
+    with term_interrupts():
         if not args.dask:
             return run_sweep(plan, folder, options, told=told)
         with dask_executor(args.dask) as (executor, workers):
             return run_sweep(plan, folder, replace(options, jobs=workers), executor=executor, told=told)
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """TERM, as schedulers send it, closes runs and stops servers as Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _point_line(point: PointRecord) -> str:
@@ -250,13 +235,11 @@ def _print_end(record: SweepRecord, folder: Path, comparison: Comparison | None,
 
 def _compare(args: argparse.Namespace) -> int:
     collection = collect(args.paths)
-    sweep = collection.sweep
-    comparison = compare(
-        collection.observations,
-        baseline=args.baseline or (sweep.baseline if sweep else None),
-        metrics=args.metric or (sweep.metrics if sweep else ()),
-        objective=args.objective or (sweep.objective if sweep else None),
-        left_out=collection.left_out,
+    comparison = compare_collection(
+        collection,
+        baseline=args.baseline or "",
+        objective=args.objective or "",
+        metrics=args.metric,
         confidence=args.confidence,
         seed=args.seed,
     )
@@ -278,18 +261,35 @@ def _compare(args: argparse.Namespace) -> int:
     return 3 if worse else 0
 
 
+def _judged(comparison: Comparison, name: str) -> list[tuple[str, Cell]]:
+    """Each setting's cell of a figure; a gate that could not have fallen is an error, never a pass."""
+    cells = [(setting.label, setting.cells[name]) for setting in comparison.settings if name in setting.cells]
+    if not cells:
+        raise UsageError(f"--gate {name}: not among the figures compared ({', '.join(comparison.metrics)})")
+    if not cells[0][1].better:
+        raise UsageError(f"--gate {name}: it is not known which way is better for this figure")
+    if len(comparison.settings) < 2:
+        raise UsageError(
+            f"--gate {name}: all runs are of one setting ({comparison.baseline}), so nothing is compared; LABEL=PATH "
+            "tells settings apart"
+        )
+    without = [one.label for one in comparison.settings if name not in one.cells]
+    if without:
+        raise UsageError(f"--gate {name}: not recorded for {', '.join(without)}, so nothing says whether it is worse")
+    single = [label for label, cell in cells if cell.finding == "one run"]
+    if single:
+        raise UsageError(
+            f"--gate {name}: single runs cannot be told from noise; give repeats of each setting "
+            f"(not judged: {', '.join(single)})"
+        )
+    return cells
+
+
 def _gated(comparison: Comparison, names: list[str]) -> list[str]:
     """Settings that are worse than the baseline beyond the noise, in words."""
     found = []
     for name in names:
-        cells = [(setting.label, setting.cells[name]) for setting in comparison.settings if name in setting.cells]
-        if not cells:
-            raise UsageError(f"--gate {name}: not among the figures compared ({', '.join(comparison.metrics)})")
-        if not cells[0][1].better:
-            raise UsageError(f"--gate {name}: it is not known which way is better for this figure")
-        if len(cells) > 1 and all(cell.finding in {"baseline", "one run"} for _, cell in cells):
-            raise UsageError(f"--gate {name}: single runs cannot be told from noise; give repeats of each setting")
-        for label, cell in cells:
+        for label, cell in _judged(comparison, name):
             if cell.improved is False:
                 share = f" ({cell.delta_share:+.1%})" if cell.delta_share is not None else ""
                 found.append(f"{name}: {label} has {cell.median:,.4g} {cell.unit}{share}")

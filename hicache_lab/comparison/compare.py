@@ -12,6 +12,8 @@ from hicache_lab.comparison.statistics import (
     CONFIDENCE,
     Interval,
     chance_of_separation,
+    check_confidence,
+    check_seed,
     difference_interval,
     median,
     median_interval,
@@ -158,6 +160,7 @@ def compare(
     metrics: Sequence[str] = (),
     objective: str | None = None,
     left_out: Sequence[tuple[str, str]] = (),
+    notes: Sequence[str] = (),
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> Comparison:
@@ -169,12 +172,16 @@ def compare(
         metrics: figures to compare; empty takes all that at least one setting has.
         objective: the figure that decides; None takes the first known one that was measured.
         left_out: (label, why) of runs that are not there.
+        notes: what else a reader must know; they come first.
         confidence: of the bootstrap intervals.
         seed: of their resampling.
 
     Raises:
-        UsageError: nothing to compare, or an unknown baseline, metric or objective; the message lists those there are.
+        UsageError: nothing to compare, no such confidence or seed, or an unknown baseline, metric or objective (the
+            message lists those there are).
     """
+    check_confidence(confidence)
+    check_seed(seed)
     if not observations:
         why = "; ".join(f"{label}: {reason}" for label, reason in left_out)
         raise UsageError(f"nothing to compare: no complete run ({why or 'none given'})")
@@ -193,8 +200,8 @@ def compare(
         for label, runs in groups.items()
     )
     cost = next((name for name in COSTS if name in there), None)
-    notes = tuple(_notes(settings, first, wanted, confidence))
-    return Comparison(first, settings, wanted, tuple(left_out), notes, confidence, goal, cost)
+    said = (*notes, *_notes(settings, first, wanted, confidence))
+    return Comparison(first, settings, wanted, tuple(left_out), said, confidence, goal, cost)
 
 
 def _known(what: str, name: str | None, known: Sequence[str] | Mapping[str, object]) -> str | None:

@@ -42,16 +42,16 @@ def read_results(path: Path) -> tuple[Observation, ...]:
     if isinstance(whole, dict) and _is_aiperf(whole):
         return (_aiperf(whole, path),)
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for at, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         record = _json(line)
         if not isinstance(record, dict) or not ("request_throughput" in record or "output_throughput" in record):
             raise InputError(
-                f"{path}:{number}: expected a result of sglang.bench_serving (a JSON line with request_throughput), "
+                f"{path}:{at}: expected a result of sglang.bench_serving (a JSON line with request_throughput), "
                 "aiperf's profile_export_aiperf.json, or a run or sweep folder"
             )
-        found.append(_bench_serving(record, f"{path}:{number}"))
+        found.append(_bench_serving(record, path, at))
     if not found:
         raise InputError(f"{path}: no result in it")
     return tuple(found)
@@ -69,14 +69,14 @@ def _number(value: object) -> float | None:
     return float(value) if usable else None  # type: ignore[arg-type]
 
 
-def _bench_serving(record: Mapping[str, Any], origin: str) -> Observation:
+def _bench_serving(record: Mapping[str, Any], path: Path, line: int) -> Observation:
     values = {
         ours: Value(number, metric(ours).unit, "measured")
         for theirs, ours in BENCH_SERVING.items()
         if (number := _number(record.get(theirs))) is not None
     }
     settings = {name: record[name] for name in _SETTINGS if record.get(name) is not None}
-    return Observation("", settings, values, origin, "bench_serving")
+    return Observation("", settings, values, f"{path}:{line}", "bench_serving", path=str(path))
 
 
 def _is_aiperf(record: Mapping[str, Any]) -> bool:
@@ -102,7 +102,9 @@ def _aiperf(record: Mapping[str, Any], path: Path) -> Observation:
             if (number := _number(entry.get(part))) is not None:
                 values[f"{ours}_{name}_ms"] = Value(number * factor, "ms", "measured")
     cancelled = {"caution": "the benchmark was cancelled before its end"} if record.get("was_cancelled") else {}
-    return Observation("", _aiperf_settings(record.get("input_config")), values, str(path), "aiperf", cancelled)
+    return Observation(
+        "", _aiperf_settings(record.get("input_config")), values, str(path), "aiperf", cancelled, str(path)
+    )
 
 
 def _check_unit(path: Path, name: str, entry: Mapping[str, Any], unit: str) -> None:

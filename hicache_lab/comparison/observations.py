@@ -34,7 +34,8 @@ class Observation:
         settings: what it ran with.
         values: its figures by name.
         words: recorded texts (a verdict, a release).
-        origin: where it was read.
+        origin: where it was read, in words: a file with its line, a run folder within its sweep.
+        path: the file or folder that holds it, as it was named.
         kind: run, bench_serving or aiperf.
     """
 
@@ -44,6 +45,7 @@ class Observation:
     origin: str
     kind: str = "run"
     words: Mapping[str, str] = field(default_factory=dict)
+    path: str = ""
 
 
 def observe_run(
@@ -63,7 +65,7 @@ def observe_run(
         taken = values["predicted_host_bytes"]
         values["host_gb"] = Value(gb(taken.number), "GB", taken.source)
     return Observation(
-        label, dict(settings if settings is not None else result.parameters), values, origin, "run", words
+        label, dict(settings if settings is not None else result.parameters), values, origin, "run", words, origin
     )
 
 
@@ -78,13 +80,27 @@ def named(observations: Sequence[Observation]) -> tuple[Observation, ...]:
     """Give every observation without a label the name of its setting.
 
     Runs of one kind are told apart by the parameters in which they differ; runs that differ only in ``SAME_SETTING``
-    are repeats. If none differ, each stands for itself under the name of its folder or file.
+    are repeats. If none differ, each file or folder stands for itself under its own name.
     """
+    unnamed = [one for one in observations if not one.label]
+    names_of_places = places(one.path or one.origin for one in unnamed)
     found = []
     for one in observations:
-        alike = [other for other in observations if not other.label and other.kind == one.kind]
-        found.append(one if one.label else replace(one, label=_label(one, differing(alike))))
+        names = differing(other for other in unnamed if other.kind == one.kind)
+        own = ", ".join(f"{name}={_short(one.settings.get(name))}" for name in names)
+        found.append(one if one.label else replace(one, label=own or names_of_places[one.path or one.origin]))
     return tuple(found)
+
+
+def places(paths: Iterable[str]) -> dict[str, str]:
+    """Each path's last part, or as many of its parts as no other path ends in: aiperf's files all have one name."""
+    parts = {path: Path(path).parts for path in dict.fromkeys(paths)}
+    found = {}
+    for path, own in parts.items():
+        others = [other for other in parts if other != path]
+        count = next((n for n in range(1, len(own)) if all(parts[o][-n:] != own[-n:] for o in others)), len(own))
+        found[path] = str(Path(*own[-count:])).removesuffix(".json").removesuffix(".jsonl") or path
+    return found
 
 
 def differing(observations: Iterable[Observation]) -> tuple[str, ...]:
@@ -95,12 +111,6 @@ def differing(observations: Iterable[Observation]) -> tuple[str, ...]:
         if name not in SAME_SETTING:
             seen[name] = {json.dumps(one.settings.get(name), sort_keys=True, default=str) for one in many}
     return tuple(name for name, values in seen.items() if len(values) > 1)
-
-
-def _label(one: Observation, names: Sequence[str]) -> str:
-    if not names:
-        return Path(one.origin.partition(":")[0]).stem or one.origin
-    return ", ".join(f"{name}={_short(one.settings.get(name))}" for name in names)
 
 
 def _short(value: Any) -> str:

@@ -66,6 +66,16 @@ def check_confidence(confidence: float) -> None:
         raise UsageError(f"--confidence: expected 0.5 to below 1, got {confidence}")
 
 
+def check_seed(seed: int) -> None:
+    """Refuse what numpy takes for no seed.
+
+    Raises:
+        UsageError: below 0.
+    """
+    if seed < 0:
+        raise UsageError(f"--seed: expected 0 or more, got {seed}")
+
+
 def median_interval(values: Sequence[float], *, confidence: float = CONFIDENCE, seed: int = 0) -> Interval | None:
     """Bootstrap interval of the median of repeated runs; None for a single run, which says nothing of noise.
 

@@ -88,7 +88,8 @@ def align(table: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
 def text(comparison: Comparison, recommendation: Recommendation | None, *, most: int = MOST_SHOWN) -> str:
     """The comparison for a terminal."""
     names = shown_first(comparison)
-    lines = [f"{len(comparison.settings)} settings against {comparison.baseline}"]
+    count = len(comparison.settings)
+    lines = [f"{count} settings against {comparison.baseline}" if count > 1 else f"1 setting: {comparison.baseline}"]
     for name in names[:most]:
         lines += ["", title(comparison, name), *align([HEADER, *rows(comparison, name)])]
     if len(names) > most:

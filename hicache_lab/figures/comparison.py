@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import floor, log10
 from typing import TYPE_CHECKING, Any
 
 from hicache_lab.comparison import Cell, Comparison, metric
@@ -33,6 +34,9 @@ _FINDING_COLOURS = {
     "one run": SKY,
     "not there": SKY,
 }
+_LINEAR_SPREAD = 20
+# of a label on a page about 1,100 pixels wide: a letter's width and a line's height, as shares of the axes
+_LETTER, _LINE, _MOST_LIFTED = 0.007, 0.065, 5
 TIERS: Mapping[str, str] = {
     "device_hit_tokens": "found on the device",
     "host_hit_tokens": "found on the host",
@@ -169,19 +173,25 @@ def tradeoff_figure(
         source: where benefit and bytes come from; stands in the title.
         theme: light or dark.
     """
+    end = gb(max([safe_bytes or 0, ram_bytes or 0, *(point.host_bytes for point in points)]))
+    scale = _Scale.of([gb(point.host_bytes) for point in points], end)
     figure = new_figure(
         theme,
         title={"text": f"What a setting brings, and what it takes ({plain(source)})"},
-        xaxis={"title": {"text": "host memory of all ranks (GB = 1e9 bytes)"}, "rangemode": "tozero"},
+        xaxis={"title": {"text": f"host memory of all ranks (GB = 1e9 bytes{scale.said})"}, **scale.axis(end)},
         yaxis={"title": {"text": plain(benefit)}, "rangemode": "tozero"},
     )
     ran = sorted((point for point in points if point.benefit is not None), key=lambda point: point.host_bytes)
+    places = [scale.place(gb(point.host_bytes)) for point in ran]
     figure.add_scatter(
-        x=[gb(point.host_bytes) for point in ran],
+        x=places,
         y=[point.benefit for point in ran],
-        text=[plain(point.label) for point in ran],
+        text=_lifted(ran, [place / scale.place(end) for place in places] if end else places),
+        customdata=[gb(point.host_bytes) for point in ran],
+        hovertemplate="%{customdata:,.4~g} GB, %{y}<extra>%{text}</extra>",
         mode="lines+markers+text",
         textposition="top center",
+        cliponaxis=False,
         marker={"size": 12, "color": [VERDICT_COLOURS.get(point.verdict, BLUE) for point in ran]},
         line={"color": GREY, "dash": "dot"},
         name="run",
@@ -189,30 +199,84 @@ def tradeoff_figure(
     skipped = [point for point in points if point.benefit is None]
     if skipped:
         figure.add_scatter(
-            x=[gb(point.host_bytes) for point in skipped],
+            x=[scale.place(gb(point.host_bytes)) for point in skipped],
             y=[0] * len(skipped),
             text=[f"{plain(point.label)}<br><b>{point.verdict}</b>" for point in skipped],
+            customdata=[gb(point.host_bytes) for point in skipped],
+            hovertemplate="%{customdata:,.4~g} GB<extra>%{text}</extra>",
             mode="markers+text",
             textposition="top center",
+            cliponaxis=False,
             marker={"size": 13, "symbol": "x", "color": RED},
             name="not run",
         )
-    _lines(figure, max((point.host_bytes for point in points), default=0), safe_bytes, ram_bytes, theme)
+    _lines(figure, scale, end, safe_bytes, ram_bytes, theme)
     return figure
 
 
-def _lines(figure: Figure, most: int, safe_bytes: int | None, ram_bytes: int | None, theme: Theme) -> None:
-    end = gb(max(most, safe_bytes or 0, ram_bytes or 0)) * 1.08
+@dataclass(frozen=True)
+class _Scale:
+    """Where bytes stand on the axis: linear, or logarithmic with a place for 0 (log10(1 + GB / unit)).
+
+    A setting that was refused may ask for a thousand times what the others take; on a linear axis they are one dot.
+    """
+
+    unit_gb: float | None
+
+    @classmethod
+    def of(cls, values_gb: Sequence[float], end_gb: float) -> _Scale:
+        least = min((value for value in values_gb if value > 0), default=end_gb)
+        return cls(least / 2 if least * _LINEAR_SPREAD < end_gb else None)
+
+    @property
+    def said(self) -> str:
+        return ", log scale" if self.unit_gb else ""
+
+    def place(self, value_gb: float) -> float:
+        return log10(1 + value_gb / self.unit_gb) if self.unit_gb else value_gb
+
+    def axis(self, end_gb: float) -> dict[str, Any]:
+        """The range, with room for labels at both ends, and on a log scale the ticks."""
+        whole = self.place(end_gb) or 1.0
+        axis: dict[str, Any] = {"range": [-0.06 * whole, 1.08 * whole]}
+        if self.unit_gb:
+            decades = range(floor(log10(self.unit_gb)) + 1, floor(log10(end_gb)) + 1)
+            ticks = [0.0, *(float(f"{digit}e{power}") for power in decades for digit in (1, 3))]
+            ticks = [tick for tick in ticks if tick <= end_gb]
+            axis |= {"tickvals": [self.place(tick) for tick in ticks], "ticktext": [f"{tick:,.10g}" for tick in ticks]}
+        return axis
+
+
+def _lifted(points: Sequence[Tradeoff], places: Sequence[float]) -> list[str]:
+    """Labels of points from left to right, lifted by empty lines where they would run into one to their left."""
+    most = max((point.benefit or 0.0 for point in points), default=0.0) or 1.0
+    taken: list[tuple[float, float, float]] = []
+    found = []
+    for point, place in zip(points, places, strict=True):
+        half, height = len(point.label) * _LETTER / 2, (point.benefit or 0.0) / most
+        level = 0
+        while level < _MOST_LIFTED and any(
+            abs(place - x) < half + other and abs(height + level * _LINE - y) < _LINE * 0.9 for x, y, other in taken
+        ):
+            level += 1
+        taken.append((place, height + level * _LINE, half))
+        found.append(plain(point.label) + "<br> " * level)
+    return found
+
+
+def _lines(
+    figure: Figure, scale: _Scale, end: float, safe_bytes: int | None, ram_bytes: int | None, theme: Theme
+) -> None:
     if safe_bytes is not None:
-        figure.add_vrect(x0=gb(safe_bytes), x1=end, fillcolor=RED, opacity=0.12, line_width=0)
+        right = 1.08 * scale.place(end)
+        figure.add_vrect(x0=scale.place(gb(safe_bytes)), x1=right, fillcolor=RED, opacity=0.12, line_width=0)
     lines: list[tuple[int | None, str, str]] = [(safe_bytes, "safe", "dash"), (ram_bytes, "host RAM", "solid")]
     for n_bytes, text, dash in lines:
         if n_bytes is not None:
             mark: dict[str, Any] = {"color": line_colour(theme), "width": 2, "dash": dash}
             figure.add_vline(
-                x=gb(n_bytes),
+                x=scale.place(gb(n_bytes)),
                 line=mark,
                 annotation={"text": f"{text}: {gb(n_bytes):,.0f} GB", "textangle": -90},
-                annotation_position="bottom left" if text == "safe" else "bottom right",
+                annotation_position="top left" if text == "safe" else "top right",
             )
-    figure.update_xaxes(range=[0, end])

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from hicache_lab.runs.parameters import check_parameters, read_notebook
 from hicache_lab.runs.recording import RECORD_FILE, RUN_FOLDER_VARIABLE, read_records
 from hicache_lab.runs.results import RESULT_FILE, Failure, Figure, RunResult
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _KERNEL_START_SECONDS = 120
 
@@ -42,7 +43,8 @@ class Limits:
     run_seconds: float = 3600
 
     def __post_init__(self) -> None:
-        if self.cell_seconds <= 0 or self.run_seconds <= 0:
+        # not-a-number is not above 0 either, and asyncio cannot wait for infinity
+        if not (0 < self.cell_seconds < inf and 0 < self.run_seconds < inf):
             raise UsageError(
                 f"time limits are positive seconds, got {self.cell_seconds} a cell, {self.run_seconds} a run"
             )
@@ -99,7 +101,7 @@ def execute(
 
 def _work_folder(folder: Path) -> Path:
     """The hidden folder to work in; leftovers of runs whose process is gone are removed."""
-    if not _NAME.fullmatch(folder.name):
+    if not RUN_NAME.fullmatch(folder.name):
         raise UsageError(f"run folder {folder.name!r}: expected letters, digits, dot, dash and underscore")
     if folder.exists() and not (folder / RESULT_FILE).exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not a run folder (no {RESULT_FILE}); choose another name")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from hicache_lab.errors import InputError, UsageError
 from hicache_lab.resources import notebooks_dir
 
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (float, int),
@@ -58,6 +60,11 @@ class Parameter:
         if isinstance(value, bool) and self.base_type != "bool":
             return self.base_type not in _TYPES
         return isinstance(value, _TYPES.get(self.base_type, (object,)))
+
+    def typed(self, value: Any) -> Any:
+        """An accepted value in the declared type: 2 and 2.0 are one value of a float."""
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return float(value) if whole and self.base_type == "float" else value
 
     def __str__(self) -> str:
         line = f"{self.name}: {self.type_name} = {self.default!r}"
@@ -161,7 +168,7 @@ def check_parameters(notebook: Path, given: Mapping[str, object]) -> dict[str, A
                 f"parameter {name}: expected {known[name].type_name}, got {type(value).__name__} {value!r} "
                 f"({known[name].comment or f'default {known[name].default!r}'})"
             )
-    return {name: given.get(name, parameter.default) for name, parameter in known.items()}
+    return {name: parameter.typed(given.get(name, parameter.default)) for name, parameter in known.items()}
 
 
 def _unknown_name(notebook: Path, name: str, known: Mapping[str, Parameter]) -> str:
@@ -187,7 +194,9 @@ def parse_parameter(parameter: Parameter, text: str) -> Any:
         if kind == "bool":
             return _WORDS[text.lower()]
         if kind in {"int", "float"}:
-            return {"int": int, "float": float}[kind](text.replace(",", ""))
+            # "2,5" is no 25: a comma only separates thousands
+            plain = text.replace(",", "") if _THOUSANDS.fullmatch(text.strip()) else text
+            return {"int": int, "float": float}[kind](plain)
         return _literal(text)
     except (ValueError, KeyError, SyntaxError) as error:
         raise UsageError(

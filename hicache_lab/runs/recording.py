@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from hicache_lab.errors import InputError, UsageError
 
 RUN_FOLDER_VARIABLE = "HICACHE_LAB_RUN_FOLDER"
 RECORD_FILE = "record.json"
+# the hidden folder that ``execution`` works in: .NAME.PROCESS.partial
+_WORKING = re.compile(r"^\.(.+)\.\d+\.partial$")
 # where a number may come from; every figure names one
 SOURCES = ("measured", "replayed", "simulated", "reconstructed", "computed")
 
@@ -24,6 +27,11 @@ def run_folder() -> Path | None:
     """The folder of the headless run this kernel belongs to, or None in an interactive session."""
     name = os.environ.get(RUN_FOLDER_VARIABLE)
     return Path(name) if name else None
+
+
+def lasting(path: Path) -> Path:
+    """Where a path will be found later: a headless run works in a hidden folder that is renamed when it is done."""
+    return Path(*(_WORKING.sub(r"\1", part) for part in path.parts))
 
 
 def record(name: str, value: object, *, unit: str = "", source: str) -> None:

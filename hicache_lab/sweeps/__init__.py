@@ -10,7 +10,7 @@ from hicache_lab.sweeps.engine import Options, run_sweep
 from hicache_lab.sweeps.grid import Axis, Grid, load_grid
 from hicache_lab.sweeps.ledger import PointRecord, SweepRecord, is_sweep, load_sweep
 from hicache_lab.sweeps.plan import Plan, Point, make_plan
-from hicache_lab.sweeps.report import comparison_document, comparison_figures, write_comparison
+from hicache_lab.sweeps.report import comparison_document, comparison_figures, conclusion, write_comparison
 from hicache_lab.sweeps.rows import (
     compare_collection,
     main_figures,
@@ -39,6 +39,7 @@ __all__ = [
     "compare_collection",
     "comparison_document",
     "comparison_figures",
+    "conclusion",
     "dask_executor",
     "is_sweep",
     "load_grid",

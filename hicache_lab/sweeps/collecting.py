@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hicache_lab.comparison import Observation, Value, named, observe_run, read_results
+from hicache_lab.comparison.observations import places
 from hicache_lab.errors import InputError, UsageError
 from hicache_lab.runs import load_result
 from hicache_lab.runs.results import RESULT_FILE
@@ -16,19 +17,27 @@ from hicache_lab.units import gb
 
 @dataclass(frozen=True)
 class Collection:
-    """Observations with their labels, what is not among them and why, and the one sweep they come from (if one)."""
+    """What was read.
+
+    Attributes:
+        observations: the complete runs, with their labels.
+        left_out: (label, why) of the others.
+        sweep, folder: the one sweep they come from, if it is one.
+        arguments: what was named, to name it again.
+    """
 
     observations: tuple[Observation, ...]
     left_out: tuple[tuple[str, str], ...]
     sweep: SweepRecord | None = None
     folder: Path | None = None
+    arguments: tuple[str, ...] = ()
 
 
 def collect(arguments: Sequence[str]) -> Collection:
     """Read what was named, each ``PATH`` or ``LABEL=PATH``.
 
     Raises:
-        UsageError: nothing named.
+        UsageError: nothing named, or one path twice for one label.
         InputError: a path that is none of a sweep folder, a run folder and a result of another tool.
     """
     if not arguments:
@@ -36,15 +45,21 @@ def collect(arguments: Sequence[str]) -> Collection:
     found: list[Observation] = []
     left_out: list[tuple[str, str]] = []
     sweeps: list[tuple[Path, SweepRecord]] = []
+    read: set[tuple[str, Path]] = set()
+    folders = places(str(path) for label, path in map(_split, arguments) if is_sweep(path) and not label)
     for argument in arguments:
         label, path = _split(argument)
+        if (label, path.resolve()) in read:
+            raise UsageError(f"{path}: named twice; a run that is counted twice is no repeat")
+        read.add((label, path.resolve()))
         if is_sweep(path):
             sweep = load_sweep(path)
             sweeps.append((path, sweep))
             observations, missing = observe_sweep(path, sweep)
             # two sweeps have the same labels: the given one, or the folder's, tells them apart
-            found += [replace(one, label=f"{label}: {one.label}" if label else one.label) for one in observations]
-            left_out += missing
+            prefix = label or (folders[str(path)] if len(folders) > 1 else "")
+            found += [replace(one, label=f"{prefix}: {one.label}" if prefix else one.label) for one in observations]
+            left_out += [(f"{prefix}: {name}" if prefix else name, why) for name, why in missing]
         elif (path / RESULT_FILE).is_file():
             result = load_result(path)
             if result.complete:
@@ -59,7 +74,7 @@ def collect(arguments: Sequence[str]) -> Collection:
                 "sglang.bench_serving, or aiperf's profile_export_aiperf.json"
             )
     whole = sweeps[0] if len(arguments) == 1 and sweeps else (None, None)
-    return Collection(named(found), tuple(left_out), whole[1], whole[0])
+    return Collection(named(found), tuple(left_out), whole[1], whole[0], tuple(arguments))
 
 
 def _split(argument: str) -> tuple[str, Path]:
@@ -87,7 +102,7 @@ def observe_sweep(folder: Path, sweep: SweepRecord) -> tuple[list[Observation], 
         if point.host_bytes is not None and "host_gb" not in values:
             values["host_gb"] = Value(gb(point.host_bytes), "GB", "computed")
         words = dict(one.words) | ({"verdict": point.verdict} if point.verdict else {})
-        found.append(replace(one, values=values, words=words))
+        found.append(replace(one, values=values, words=words, path=str(folder)))
     return found, list(dict.fromkeys(left_out))
 
 

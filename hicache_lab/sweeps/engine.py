@@ -122,6 +122,7 @@ class _Sweep:
             baseline=compare.baseline,
             metrics=compare.metrics,
             objective=compare.objective,
+            grid=str(plan.grid.path),
         )
         self._bar: Any = None
         self._todo: deque[int] = deque()

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -170,10 +170,12 @@ def _repeats(path: Path, value: object) -> int:
 def _limits(path: Path, raw: dict[str, Any]) -> tuple[Limits, int]:
     check_keys(path, "limits: ", raw, ("cell_seconds", "run_seconds", "points"))
     for key, value in raw.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
             refuse(path, f"limits: {key}", "a number above 0", value)
-    seconds = {key: float(value) for key, value in raw.items() if key != "points"}
-    return Limits(**seconds), int(raw.get("points", MOST_POINTS))
+    most = raw.get("points", MOST_POINTS)
+    if not isinstance(most, int):
+        refuse(path, "limits: points", "a whole number", most)
+    return Limits(**{key: float(value) for key, value in raw.items() if key != "points"}), most
 
 
 def _compare(path: Path, raw: dict[str, Any]) -> Compare:

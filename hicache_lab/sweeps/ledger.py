@@ -71,7 +71,8 @@ class PointRecord:
 class SweepRecord:
     """A sweep: what it was, and how each of its points ended.
 
-    ``baseline``, ``metrics`` and ``objective`` are how the grid wants its points compared.
+    ``baseline``, ``metrics`` and ``objective`` are how the grid wants its points compared; ``grid`` is the grid file as
+    it was named, beside which its notebook may lie.
     """
 
     label: str
@@ -84,6 +85,7 @@ class SweepRecord:
     baseline: str | None = None
     metrics: tuple[str, ...] = ()
     objective: str | None = None
+    grid: str = ""
 
     def count(self, *statuses: str) -> int:
         """How many points ended that way."""

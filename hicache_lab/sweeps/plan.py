@@ -15,7 +15,7 @@ from typing import Any
 import hicache_lab
 from hicache_lab.errors import UsageError
 from hicache_lab.host import HostMemory
-from hicache_lab.runs import check_parameters, find_notebook, inspect_parameters
+from hicache_lab.runs import Parameter, check_parameters, find_notebook, inspect_parameters
 from hicache_lab.sweeps.grid import Combination, Grid, notebook_beside
 from hicache_lab.sweeps.safety import Decision, judge_cpu, judge_launch
 from hicache_lab.sweeps.serverside import CpuServer, ExistingServer, LaunchLine, render
@@ -103,6 +103,7 @@ def make_plan(grid: Grid, *, host: HostMemory | None = None, allow_unsafe: bool 
                 point = Point(**{**vars(point), "decision": decisions[point.server].allowing(allow_unsafe)})
             points.append(point)
     _check_distinct(grid, points)
+    _check_baseline(grid, (point.label for point in points))
     return Plan(grid, notebook, sha256, tuple(_ordered(grid, points)))
 
 
@@ -117,7 +118,7 @@ def _check_names(grid: Grid, notebook: Path) -> frozenset[str]:
             hint = f"; did you mean {close[0]}?" if close else ""
             raise UsageError(
                 f"{grid.path}: {name}: neither a parameter of {notebook.name} nor a {{placeholder}} of the server"
-                f"{hint} Parameters: {', '.join(known) or 'none'}"
+                f"{hint or '.'} Parameters: {', '.join(known) or 'none'}"
             )
     for name in sorted(placeholders - set(grid.parameters) - set(grid.names)):
         close = get_close_matches(name, [*grid.parameters, *grid.names], n=1)
@@ -130,10 +131,29 @@ def _check_names(grid: Grid, notebook: Path) -> frozenset[str]:
             raise UsageError(
                 f"{grid.path}: server: {notebook.name} has no parameter {BASE_URL}, so it would not use it"
             )
+    _check_repeat_parameter(grid, notebook, known)
+    return frozenset(known)
+
+
+def _check_repeat_parameter(grid: Grid, notebook: Path, known: Mapping[str, Parameter]) -> None:
     repeated = grid.repeat_parameter
     if repeated is not None and (repeated not in known or known[repeated].base_type != "int"):
         raise UsageError(f"{grid.path}: repeat_parameter: {notebook.name} has no int parameter {repeated!r}")
-    return frozenset(known)
+    if repeated in grid.names:
+        raise UsageError(
+            f"{grid.path}: repeat_parameter: {repeated} is an axis, so the repeats of one setting would be runs of the "
+            "next; name a parameter that does not vary, such as a seed"
+        )
+
+
+def _check_baseline(grid: Grid, labels: Iterable[str]) -> None:
+    """A misspelt baseline is found out before the runs, not after them."""
+    known = list(dict.fromkeys(labels))
+    wanted = grid.compare.baseline
+    if wanted is not None and wanted not in known:
+        close = get_close_matches(wanted, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[:10])}"
+        raise UsageError(f"{grid.path}: compare: baseline: no setting of this grid is called {wanted!r}; {hint}")
 
 
 def _point(
@@ -200,6 +220,9 @@ def _check_distinct(grid: Grid, points: list[Point]) -> None:
         if count > 1:
             labels = ", ".join(sorted({point.label for point in points if point.digest == digest}))
             raise UsageError(f"{grid.path}: {labels}: the same point twice; `repeats:` runs a point several times")
+    for (label, _), count in Counter((point.label, point.repeat) for point in points).items():
+        if count > 1:
+            raise UsageError(f"{grid.path}: {label!r} names {count} different settings; give their values other labels")
 
 
 def _ordered(grid: Grid, points: list[Point]) -> list[Point]:

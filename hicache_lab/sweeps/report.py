@@ -22,8 +22,10 @@ from hicache_lab.report.document import (
     Paragraph,
     Room,
     Table,
+    escape_markdown,
     write_report,
 )
+from hicache_lab.runs.recording import lasting
 from hicache_lab.sweeps.collecting import Collection
 from hicache_lab.sweeps.ledger import GRID_COPY, SweepRecord
 from hicache_lab.units import GB
@@ -119,7 +121,7 @@ def _decision(document: Document, found: Recommendation | None) -> None:
     if found is None:
         document.add(Paragraph("No figure that decides was recorded; name one with --objective."))
     else:
-        document.add(Paragraph(f"{found.reason[0].upper()}{found.reason[1:]}."))
+        document.add(Paragraph(f"Take {found.reason}."))
         document.add(Paragraph(f"It was chosen by {found.objective}, among settings that may run on this host."))
     document.add(Room("What was decided, by whom, and what would change it"))
 
@@ -169,18 +171,25 @@ def _reading(document: Document, comparison: Comparison) -> None:
 
 def _again(document: Document, comparison: Comparison, collection: Collection) -> None:
     document.add(Heading("Run it again"))
-    folder = collection.folder
-    if folder is None:
-        origins = " ".join(run.origin for setting in comparison.settings for run in setting.runs)
-        document.add(Code(f"hicache-lab compare {origins}"))
-    else:
-        grid, parent = shlex.quote(str(folder / GRID_COPY)), shlex.quote(str(folder.parent))
-        document.add(
-            Paragraph(
-                f"{GRID_COPY} is the grid as it was run. Where it was started; complete points are not run again:"
-            ),
-            Code(f"hicache-lab sweep {grid} --output {parent} --resume"),
-        )
+    folder, sweep = collection.folder, collection.sweep
+    if folder is None or sweep is None:
+        words = [*collection.arguments, "--baseline", comparison.baseline]
+        words += ["--objective", comparison.objective] if comparison.objective else []
+        document.add(Code(shlex.join(["hicache-lab", "compare", *words])))
+        return
+    folder = lasting(folder)
+    words = [sweep.grid or str(folder / GRID_COPY), "--output", str(folder.parent), "--label", folder.name, "--resume"]
+    document.add(
+        Paragraph(f"{GRID_COPY} is the grid as it was run. Where it was started; complete points are not run again:"),
+        Code(shlex.join(["hicache-lab", "sweep", *words])),
+    )
+
+
+def conclusion(advice: Recommendation | None) -> str:
+    """The recommendation as Markdown for a notebook; labels are shown as they are and never become markup."""
+    if advice is None:
+        return "No figure that decides was recorded."
+    return f"Take **{escape_markdown(advice.label)}**. {escape_markdown(advice.reason)}."
 
 
 def write_comparison(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from hicache_lab.comparison import Comparison, compare
+from hicache_lab.comparison.statistics import CONFIDENCE
 from hicache_lab.comparison.words import number, shown_first
 from hicache_lab.figures.comparison import Tradeoff
 from hicache_lab.releases import RESERVE_BYTES
@@ -74,20 +77,48 @@ def point_rows(sweep: SweepRecord | None) -> Rows:
     ]
 
 
-def compare_collection(collection: Collection, *, baseline: str = "", objective: str = "") -> Comparison:
-    """Compare what was collected as its sweep's grid says, or as asked for.
+def compare_collection(
+    collection: Collection,
+    *,
+    baseline: str = "",
+    objective: str = "",
+    metrics: Sequence[str] = (),
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> Comparison:
+    """Compare what was collected as asked for, and where nothing is asked for as its sweep's grid says.
 
-    A baseline of the grid that was skipped or has failed gives way to the first setting.
+    What the grid names and no run has (a baseline that was skipped, a misspelt figure) gives way and is said in a
+    note: the runs are made, and are not to be lost for a name.
+
+    Raises:
+        UsageError: a baseline, a figure or an objective that was asked for and is not there.
     """
-    sweep = collection.sweep
-    labels = {one.label for one in collection.observations}
-    own = sweep.baseline if sweep and sweep.baseline in labels else None
+    sweep, notes = collection.sweep, list[str]()
+    labels = dict.fromkeys(one.label for one in collection.observations)
+    names = dict.fromkeys(name for one in collection.observations for name in one.values)
+
+    def there(what: str, wanted: Iterable[str | None], known: Iterable[str]) -> list[str]:
+        found = [name for name in wanted if name]
+        for name in found:
+            if name not in known:
+                close = get_close_matches(name, list(known), n=1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                notes.append(f"the grid's {what} {name} is in no complete run and was left aside{hint}")
+        return [name for name in found if name in known]
+
+    own = there("baseline", [sweep.baseline], labels) if sweep and not baseline else []
+    figures = there("figure", sweep.metrics, names) if sweep and not metrics else []
+    goal = there("objective", [sweep.objective], names) if sweep and not objective else []
     return compare(
         collection.observations,
-        baseline=baseline or own,
-        metrics=sweep.metrics if sweep else (),
-        objective=objective or (sweep.objective if sweep else None),
+        baseline=baseline or next(iter(own), None),
+        metrics=metrics or figures,
+        objective=objective or next(iter(goal), None),
         left_out=collection.left_out,
+        notes=notes if collection.observations else (),
+        confidence=confidence,
+        seed=seed,
     )
 
 
