@@ -359,6 +359,14 @@ def test_a_server_killed_in_the_middle_is_given_up(tmp_path: Path) -> None:
     assert frame["error"].notna().sum() == len(failed)
 
 
+async def test_a_server_that_still_loads_is_sent_nothing() -> None:
+    routes = recorded_routes("0.5.23") | {"/health": Answer(503)}
+    async with fake_sglang(routes) as fake, SglangClient(fake.url) as client:
+        with pytest.raises(ServerError, match="still loading"):
+            await lab.load(client, PLANS["random"](1))
+    assert {seen.path for seen in fake.seen} == {"/health"}
+
+
 def test_nothing_listens() -> None:
     plan = lab.random_prompts(seed=1, prompts=5, prompt_tokens=8, answer_tokens=12)
     with pytest.raises(ServerError, match="nothing listens"):

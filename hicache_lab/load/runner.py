@@ -106,7 +106,7 @@ async def load(
 
 async def _server_info(client: SglangClient) -> ServerInfo | None:
     """What runs there; None for a server that streams but does not describe itself."""
-    await client.health()  # unreachable is an error before anything is sent
+    await client.require_loaded()  # an error before anything is sent
     try:
         return await client.server_info()
     except ServerError:
