@@ -183,7 +183,7 @@ def test_mistakes_in_parameters_are_named() -> None:
         serverrun.make_plan("trace_replay", **sizes)
 
 
-def test_a_live_server_is_described_and_measured() -> None:
+def test_a_live_server_is_described_and_measured(tmp_path: Path) -> None:
     started, stop = threading.Event(), threading.Event()
     url: list[str] = []
 
@@ -198,18 +198,47 @@ def test_a_live_server_is_described_and_measured() -> None:
     thread.start()
     started.wait(10)
     try:
-        run = serverrun.measure(url[0], workload="random", prompts=3, answer_tokens=6, warmup=1, progress=False)
+        run = serverrun.measure(
+            url[0], workload="random", prompts=3, answer_tokens=6, warmup=1, progress=False, folder=tmp_path
+        )
     finally:
         stop.set()
         thread.join()
     assert run.recorded_in is None
     assert run.server.host_tokens == 8193
     assert len(run.result.succeeded) == 3
+    assert serverrun.read_run(tmp_path).result.records == run.result.records
     assert "**Measured** just now on SGLang `0.5.23`" in run.banner
 
 
 def test_without_a_server_the_newest_recorded_run_is_read() -> None:
-    assert serverrun.measure("").server.release == "0.5.23"
+    run = serverrun.measure("")
+    assert run.server.release == "0.5.23"
+    assert "recorded, not live" in run.banner
+    assert "load's parameters are those of that run" in run.banner
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"workload": "nonsense"}, "workload: expected one of"),
+        ({"rate_per_s": -1.0}, "rate_per_s"),
+        ({"duration_s": -1.0}, "duration_s"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"max_requests": 0}, "max_requests"),
+        ({"prompts": 0}, "prompts: expected 1 or more, got 0"),
+        ({"prompts": 0, "workload": "multi_turn"}, "prompts: expected 1 or more, got 0"),
+        ({"answer_tokens": 0}, "answer_tokens: expected 1 or more, got 0"),
+        ({"answer_tokens": -3, "workload": "trace_replay", "trace": "x"}, "answer_tokens: expected 1 or more, got -3"),
+        ({"prompt_tokens": 0, "workload": "shared_prefix"}, "prompt_tokens: expected 1 or more, got 0"),
+        ({"evict_tokens": -1}, "evict_tokens: expected 0 or more, got -1"),
+        ({"shrink": 0.5}, "shrink: expected 1 or more"),
+        ({"workload": "trace_replay"}, "trace: name the file"),
+    ],
+)
+def test_parameters_are_checked_without_a_server_too(changes, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        serverrun.measure("", **changes)
 
 
 def test_a_description_survives_json(run: serverrun.ServerRun, tmp_path: Path) -> None:
