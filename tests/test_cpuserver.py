@@ -146,7 +146,19 @@ def test_flags_pass_through_and_replace_our_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", ["--host", "--port", "--tp", "--model-path", "--api-key", "--device=cuda", "--dist-init-addr", "--config"]
+    "flag",
+    [
+        "--host",
+        "--port",
+        "--tp",
+        "--model-path",
+        "--api-key",
+        "--device=cuda",
+        "--dist-init-addr",
+        "--config",
+        "--ssl-certfile",
+    ]
+    + ["--hos", "--hos=0.0.0.0", "--po", "--api", "--conf", "--ssl-key", "--tensor", "--dev"],
 )
 def test_flags_that_would_leave_this_machine_or_break_it_are_refused(flag: str) -> None:
     with pytest.raises(UsageError, match=f"{flag.partition('=')[0]}: not passed through: "):

@@ -60,12 +60,33 @@ def test_a_pool_that_differs_is_said_loudly(run: serverrun.ServerRun) -> None:
     )
 
 
+def test_a_release_that_was_not_read_is_warned_of(run: serverrun.ServerRun) -> None:
+    newer = replace(run, server=replace(run.server, release="0.9.1"))
+    prediction, simulation = serverrun.predict(newer.server), serverrun.simulate(newer)
+    said = serverrun.conclusion(newer, prediction, simulation)
+    assert "> **Warning**: `sglang 0.9.1 is newer than the newest release read" in said
+    assert "not verified for 0.9.1" in str(prediction.row["warnings"])
+    assert "Warning" not in serverrun.conclusion(run, serverrun.predict(run.server), serverrun.simulate(run))
+
+
+def test_a_load_without_an_answer_does_not_blame_the_cache_report(run: serverrun.ServerRun) -> None:
+    records = tuple(replace(record, error="status 500: `boom`") for record in run.result.records)
+    dead = replace(run, result=replace(run.result, records=records))
+    said = serverrun.conclusion(dead, serverrun.predict(dead.server), serverrun.simulate(dead))
+    assert "**No prompt was answered**; the first failure: `status 500: 'boom'`" in said
+    assert "--enable-cache-report" not in said
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"device_tokens": None}, "does not tell its device pool"),
         ({"model_path": "nobody/knows"}, "name the model with the parameter model"),
-        ({"release": ""}, "name the model"),
+        ({"release": ""}, "does not tell its release"),
+        ({"model_path": "a/b" * 3000}, "name the model with the parameter model"),
+        ({"model_path": "~nobody-here/x"}, "name the model with the parameter model"),
+        ({"model_path": "/dev/zero"}, "name the model with the parameter model"),
+        ({"release": "../../x"}, "expected a release such as"),
     ],
 )
 def test_what_cannot_be_predicted_says_why(run: serverrun.ServerRun, changes, reason: str) -> None:

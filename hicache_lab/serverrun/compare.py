@@ -175,7 +175,11 @@ def conclusion(run: ServerRun, prediction: Prediction, simulation: Simulation) -
             f"Prediction and server **DISAGREE**: {computed:,} tokens computed, {observed:,} observed; "
             f"please report the launch line and the release."
         )
-    if hits.share is None:
+    warnings = dict.fromkeys((*prediction.warnings, *simulation.warnings))
+    failures = [record.error for record in run.result.measured if record.error]
+    if failures and not run.result.succeeded:
+        found = f"**No prompt was answered**; the first failure: {quoted(failures[0])}."
+    elif hits.share is None:
         found = "The server did not tell where prompts were found (--enable-cache-report)."
     else:
         host = "" if hits.host is None else f", {hits.host:,} of them on the host"
@@ -188,6 +192,6 @@ def conclusion(run: ServerRun, prediction: Prediction, simulation: Simulation) -
     else:
         total = len(simulation.records)
         replayed = f"The simulator gives the hits of {simulation.agreeing} of {total} requests exactly, tier by tier."
-    failed = len(run.result.measured) - len(run.result.succeeded)
-    sent = f"{len(run.result.measured)} requests, {failed} failed; ended: {quoted(run.result.ended)}."
-    return f"{pool}\n\n{found} {replayed}\n\n{sent}"
+    sent = f"{len(run.result.measured)} requests, {len(failures)} failed; ended: {quoted(run.result.ended)}."
+    warned = "".join(f"\n\n> **Warning**: {quoted(text)}" for text in warnings)
+    return f"{pool}\n\n{found} {replayed}\n\n{sent}{warned}"
