@@ -148,20 +148,14 @@ def test_flags_pass_through_and_replace_our_defaults() -> None:
 @pytest.mark.parametrize(
     "flag",
     [
-        "--host",
-        "--port",
-        "--tp",
-        "--model-path",
-        "--api-key",
-        "--device=cuda",
-        "--dist-init-addr",
-        "--config",
-        "--ssl-certfile",
-    ]
-    + ["--hos", "--hos=0.0.0.0", "--po", "--api", "--conf", "--ssl-key", "--tensor", "--dev"],
+        *("--host", "--port", "--tp", "--model-path", "--api-key", "--device=cuda", "--dist-init-addr", "--config"),
+        *("--ssl-certfile", "--hos", "--hos=0.0.0.0", "--po", "--api", "--conf", "--ssl-key", "--tensor", "--dev"),
+    ],
 )
 def test_flags_that_would_leave_this_machine_or_break_it_are_refused(flag: str) -> None:
-    with pytest.raises(UsageError, match=f"{flag.partition('=')[0]}: not passed through: "):
+    with pytest.raises(
+        UsageError, match=rf"^{flag.partition('=')[0]}: not passed through( \\(a beginning of --[a-z-]+\\))?: "
+    ):
         cpuserver.Launch("0.5.23", flags=(flag, "x"))
 
 
