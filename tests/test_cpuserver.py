@@ -154,7 +154,7 @@ def test_flags_pass_through_and_replace_our_defaults() -> None:
 )
 def test_flags_that_would_leave_this_machine_or_break_it_are_refused(flag: str) -> None:
     with pytest.raises(
-        UsageError, match=rf"^{flag.partition('=')[0]}: not passed through( \\(a beginning of --[a-z-]+\\))?: "
+        UsageError, match=rf"^{flag.partition('=')[0]}: not passed through( \(a beginning of --[a-z-]+\))?: "
     ):
         cpuserver.Launch("0.5.23", flags=(flag, "x"))
 
@@ -389,6 +389,8 @@ def test_status_and_stop_from_the_command_line(fake, tmp_path: Path, capsys) -> 
         (["start", "--tp-size", "0"], "--tp-size: expected 1 to"),
         (["start", "--floor", "4"], "--floor: expected a number with a unit"),
         (["start", "--", "--host", "0.0.0.0"], "--host: not passed through: the server listens on loopback only"),
+        (["start", "--hicache-ratio", "4"], "come after a double dash: … -- --hicache-ratio 4"),
+        (["stop", "--force"], "--force: unknown"),
         (["stop", "--name", "nobody"], "no server 'nobody' was started here"),
         (["logs", "--name", "nobody"], "has no log here"),
         (["logs", "--lines", "-1"], "--lines: expected 0 or more"),
