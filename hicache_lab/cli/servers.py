@@ -127,8 +127,9 @@ def _logs_arguments(sub: argparse.ArgumentParser) -> None:
 def run(_command: str, args: argparse.Namespace) -> int:
     """Run one action; 0 when it did what it says, 3 from ``status`` when nothing runs."""
     if args.rest:
-        hint = "SGLang's own flags come after a double dash: … -- " if args.action == "start" else "unknown: "
-        raise UsageError(f"{args.rest[0]}: {hint}{' '.join(args.rest)}")
+        flag = args.rest[0]
+        hint = f"; SGLang's own come after a double dash: server start … -- {flag} …" if args.action == "start" else ""
+        raise UsageError(f"{flag}: not a flag of server {args.action}{hint}")
     actions: dict[str, Callable[[argparse.Namespace], int]] = {
         "install": _install,
         "start": _start,
