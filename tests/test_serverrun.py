@@ -145,6 +145,17 @@ def test_before_and_after_says_when_the_loads_differ(run: serverrun.ServerRun) -
     assert "do not compare" in serverrun.before_after(run, other)[0]["change"]
 
 
+def test_before_and_after_names_every_setting_that_differs(run: serverrun.ServerRun) -> None:
+    hicache = replace(run.server.hicache, ratio=2.0)
+    earlier = replace(run, server=replace(run.server, release="0.5.8", hicache=hicache, host_tokens=4097))
+    changed = [row for row in serverrun.before_after(run, earlier) if row["change"] == "CHANGED"]
+    assert [(row["figure"], row["before"], row["now"]) for row in changed] == [
+        ("release", "0.5.8", run.server.release),
+        ("hicache_ratio", 2.0, 4.0),
+    ]
+    assert not [row for row in serverrun.before_after(run, run) if row["change"] == "CHANGED"]
+
+
 def test_the_simulator_gives_every_recorded_request_to_the_token(run: serverrun.ServerRun) -> None:
     """Independent of each other: real schedulers on one side, the replay's rules on the other."""
     simulation = serverrun.simulate(run)

@@ -93,7 +93,7 @@ def hit_rows(result: LoadResult) -> list[Row]:
 
 
 def before_after(now: ServerRun, earlier: ServerRun) -> list[Row]:
-    """The same figures of two runs and how far they moved; a change of the settings is the first row."""
+    """The same figures of two runs and how far they moved, led by the workload and by every setting that differs."""
     pairs: list[tuple[str, float | None, float | None]] = [
         ("requests a second", earlier.result.requests_per_s, now.result.requests_per_s),
         ("answer tokens a second", earlier.result.output_tokens_per_s, now.result.output_tokens_per_s),
@@ -109,12 +109,23 @@ def before_after(now: ServerRun, earlier: ServerRun) -> list[Row]:
             "before": earlier.result.plan,
             "now": now.result.plan,
             "change": _same_load(now, earlier),
-        }
+        },
+        *_settings_changed(now, earlier),
     ]
     for name, before, after in pairs:
         change = None if before is None or after is None or not before else f"{100 * (after / before - 1):+.1f} %"
         rows.append({"figure": name, "before": before, "now": after, "change": change})
     return rows
+
+
+def _settings_changed(now: ServerRun, earlier: ServerRun) -> list[Row]:
+    pairs = zip(earlier.server.rows, now.server.rows, strict=True)
+    counted = {"host_tokens", "metrics_missing"}  # one is a figure below, the other no setting
+    return [
+        {"figure": before["fact"], "before": before["value"], "now": after["value"], "change": "CHANGED"}
+        for before, after in pairs
+        if before["value"] != after["value"] and before["fact"] not in counted
+    ]
 
 
 def _same_load(now: ServerRun, earlier: ServerRun) -> str:
