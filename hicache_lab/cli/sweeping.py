@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from hicache_lab.comparison import Comparison, compare, recommend
 from hicache_lab.comparison.words import as_json, text
 from hicache_lab.errors import UsageError
 from hicache_lab.preflight.ask import HOST_FACTS, host_from_facts
-from hicache_lab.runs import Limits
+from hicache_lab.runs import Limits, terminated_as_interrupted
 from hicache_lab.sweeps import (
     Grid,
     Options,
@@ -150,25 +146,11 @@ def _run(plan: Plan, folder: Path, args: argparse.Namespace, limits: Limits) -> 
             # the bar is on standard error; this keeps the two from mixing on a terminal
             tqdm.write(_point_line(point), file=sys.stdout)
 
-    with _terminated_as_interrupted():
+    with terminated_as_interrupted():
         if not args.dask:
             return run_sweep(plan, folder, options, told=told)
         with dask_executor(args.dask) as (executor, workers):
             return run_sweep(plan, folder, replace(options, jobs=workers), executor=executor, told=told)
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """TERM, as schedulers send it, closes runs and stops servers as Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _point_line(point: PointRecord) -> str:

@@ -151,7 +151,7 @@ def _kernel_environment(work: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
+def terminated_as_interrupted() -> Iterator[None]:
     """TERM (a cancelled job) closes the run as Ctrl-C does; only the main thread can arrange it."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -190,7 +190,7 @@ def _run(
     status, error = "complete", None
     with (
         _kernel_environment(work),
-        _sigterm_interrupts(),
+        terminated_as_interrupted(),
         tempfile.TemporaryDirectory(prefix="hicache-lab-") as sockets,
     ):
         try:
