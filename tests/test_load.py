@@ -336,6 +336,7 @@ def test_interrupting_keeps_what_was_measured(scheduled, tmp_path: Path) -> None
     thread.join()
     assert result.ended == "interrupted"
     assert 0 < len(result.succeeded) < 500
+    assert result.notes[0] in {f"prompts under way when the load ended, in no figure: {count}" for count in (1, 2)}
     result.write(tmp_path)
     assert json.loads((tmp_path / "load.json").read_text())["ended"] == "interrupted"
 
@@ -357,6 +358,14 @@ def test_a_server_killed_in_the_middle_is_given_up(tmp_path: Path) -> None:
     result.write(tmp_path)
     frame = pd.read_parquet(tmp_path / "requests.parquet")
     assert frame["error"].notna().sum() == len(failed)
+
+
+async def test_a_server_that_still_loads_is_sent_nothing() -> None:
+    routes = recorded_routes("0.5.23") | {"/health": Answer(503)}
+    async with fake_sglang(routes) as fake, SglangClient(fake.url) as client:
+        with pytest.raises(ServerError, match="still loading"):
+            await lab.load(client, PLANS["random"](1))
+    assert {seen.path for seen in fake.seen} == {"/health"}
 
 
 def test_nothing_listens() -> None:
@@ -388,6 +397,7 @@ async def test_failed_requests_are_records_with_their_reason(answer: Answer, pro
         with pytest.raises(AssertionError, match=problem):
             raise AssertionError(record.error)
     assert result.as_dict()["failed"] == 3
+    assert any(note.startswith("3 of 3 prompts failed; the first: ") for note in result.notes)
 
 
 async def test_a_slow_stream_is_slow_and_not_wrong() -> None:

@@ -68,6 +68,25 @@ def test_misspelt_and_ill_typed_parameters_are_refused(given: dict[str, object],
         check_parameters(GOOD, given)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"api_key_env": "sk-do-not-print-me-91f2"},
+        {"base_url": "https://user:sk-do-not-print-me-91f2@h"},
+        {"base_url": "https://h/?key=sk-do-not-print-me-91f2"},
+    ],
+)
+def test_a_key_given_as_a_parameter_is_refused_before_anything_is_recorded(
+    given: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"-p{name}={value}" for name, value in given.items()]
+    assert main(["run", "06_server_run", "--output", str(tmp_path / "reports"), *words]) == 2
+    told = capsys.readouterr()
+    assert "api_key_env" in told.err
+    assert "sk-do-not" not in told.out + told.err
+    assert not (tmp_path / "reports").exists()
+
+
 def test_defaults_fill_what_is_not_given() -> None:
     values = check_parameters(GOOD, {"ratio": 2, "path": "x.log"})
     assert values == {
@@ -233,28 +252,40 @@ def test_leftovers_of_a_killed_run_are_removed_and_a_living_one_is_kept(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".run.{os.getppid()}.partial", "run"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_keeps_what_ran(tmp_path: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_ran(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C, and a job that is cancelled; a load takes a moment to write what it measured."""
     command = [
         sys.executable,
         "-m",
         "hicache_lab",
         "run",
-        str(NOTEBOOKS / "hanging.ipynb"),
+        str(NOTEBOOKS / "measuring.ipynb"),
         "--output",
         str(tmp_path),
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        _wait_for(lambda: any("time.sleep" in p.read_text() for p in tmp_path.glob(".hanging.*/*.ipynb")), process)
+        _wait_for(lambda: list(tmp_path.glob(".measuring.*/started.txt")), process)
         time.sleep(1)
-        process.send_signal(how)
+        process.send_signal(number)
         assert process.wait(timeout=60) == 130
     finally:
         process.kill()
         process.communicate()
-    assert load_result(tmp_path / "hanging").status == "interrupted"
-    assert [path.name for path in tmp_path.iterdir()] == ["hanging"]
+    result = load_result(tmp_path / "measuring")
+    assert result.status == "interrupted"
+    assert "measured.txt" in result.files
+    assert (tmp_path / "measuring" / "measured.txt").read_text() == "kept"
+    assert [path.name for path in tmp_path.iterdir()] == ["measuring"]
+
+
+def test_a_cell_that_is_stopped_at_its_limit_keeps_what_it_measured(tmp_path: Path) -> None:
+    result = execute(
+        NOTEBOOKS / "measuring.ipynb", tmp_path / "run", limits=Limits(cell_seconds=3), html=False, progress=False
+    )
+    assert result.status == "timed_out"
+    assert "measured.txt" in result.files
 
 
 def _wait_for(condition: object, process: subprocess.Popen[bytes]) -> None:

@@ -26,6 +26,8 @@ from hicache_lab.server import (
 )
 from hicache_lab.server.info import read_loads, read_model_info, read_server_info
 from hicache_lab.server.problems import checked_url
+from hicache_lab.server.stream import error_text
+from hicache_lab.server.untrusted import read_json
 
 RELEASES = ["0.5.10", "0.5.23"]
 KEY = "sk-do-not-print-me-91f2"
@@ -273,6 +275,73 @@ def test_broken_streams_say_why_and_keep_what_came(data: bytes, problem: str) ->
     assert reply.text in {"", "a"}
 
 
+@pytest.mark.parametrize(
+    ("event", "api", "problem"),
+    [
+        (
+            {
+                "text": "",
+                "meta_info": {
+                    "prompt_tokens": 3,
+                    "completion_tokens": 0,
+                    "finish_reason": {"type": "abort", "message": "The request queue is full.", "status_code": 503},
+                },
+            },
+            "generate",
+            "the server aborted the request: The request queue is full.",
+        ),
+        (
+            {"choices": [{"text": "x", "finish_reason": "abort"}]},
+            "completions",
+            "the server aborted the request: no details",
+        ),
+        (None, "generate", "the stream ended without a single token"),
+        ({"meta_info": {"prompt_tokens": 3}}, "generate", "the stream ended without a single token"),
+    ],
+)
+def test_an_answer_with_status_200_that_is_none_is_a_failure(event, api, problem: str) -> None:
+    data = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
+    assert read_stream(timed(data, 1000), api).error == problem
+    if "abort" in problem:
+        with pytest.raises(ServerError, match=problem):
+            read_reply(event, api)
+
+
+HOSTILE = ["NaN", "Infinity", "-Infinity", "1e400", "1" + 30 * "0", "-5", "true", '"7"', "[1]", "{}"]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_numbers_that_are_none_are_not_told_and_break_nothing(value: str) -> None:
+    told = {name: read_json(value) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")}
+    told["cached_tokens_details"] = {"device": read_json(value), "storage_x": read_json(value)}
+    data = f'data: {{"text": "a", "output_ids": [{value}], "meta_info": {json.dumps(told)}}}\n\ndata: [DONE]\n\n'
+    reply = read_stream(timed(data.encode(), 1000), "generate")
+    assert (reply.prompt_tokens, reply.completion_tokens, reply.cached, reply.output_ids) == (None, None, None, ())
+    info = read_server_info(read_json(f'{{"model_path": "m", "context_length": {value}, "hicache_ratio": {value}}}'))
+    assert info.context_length in {None, -5}
+    assert read_loads(read_json(f'[{{"num_reqs": {value}}}]'))[0].running_requests in {None, 0}
+    if value not in {'"7"', "[1]", "{}", "true", "-5"}:
+        text = f"# TYPE sglang:a gauge\nsglang:a 1.0\nsglang:hicache_host_total_tokens {value}\n"
+        assert parse_metrics(text.replace("Infinity", "Inf"), 0.0).host_total_tokens is None
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000])
+def test_json_nested_beyond_reason_is_malformed(text: str) -> None:
+    assert "malformed" in str(read_stream(timed(f"data: {text}\n\n".encode(), 100_000), "generate").error)
+
+
+def test_a_terminals_control_characters_do_not_pass() -> None:
+    """A server's words end up on a terminal, which would obey them."""
+    nasty = "red\x1b[31m \x1b]0;title\x07 \x9b31m\u202eend"
+    info = read_server_info({"model_path": nasty, "version": nasty})
+    said = [info.model_path, info.release, error_text({"error": nasty})]
+    said += [read_model_info({"model_path": nasty, "architectures": [nasty]}).architectures[0]]
+    with pytest.raises(ServerError) as caught:
+        parse_metrics(f"sglang:a {nasty}\n", 0.0)
+    assert all(text.isprintable() for text in [*said, str(caught.value)])
+    assert info.model_path == "red?[31m ?]0;title? ?31m?end"
+
+
 @given(st.binary(max_size=300), st.integers(1, 50))
 def test_no_bytes_can_break_the_reader(data: bytes, size: int) -> None:
     reply = read_stream(timed(b"data: " + data, size), "chat")
@@ -383,6 +452,13 @@ async def test_what_is_wrong_is_said(routes, problem: str) -> None:
             await client.probe()
 
 
+@pytest.mark.parametrize("answer", [Answer(500), Answer(403), json_answer({}), Answer(then="reset")])
+async def test_a_proxy_that_hides_the_load_endpoint_hides_nothing_else(answer: Answer) -> None:
+    async with fake_sglang(recorded_routes("0.5.23") | {"/v1/loads": answer}) as fake, SglangClient(fake.url) as client:
+        probe = await client.probe()
+    assert (probe.loads, probe.server.device_tokens, probe.host_total_tokens) == ((), 2048, 8193)
+
+
 async def test_wrong_model_is_said() -> None:
     async with fake_sglang(recorded_routes("0.5.23")) as fake, SglangClient(fake.url) as client:
         with pytest.raises(ServerError, match="serves modelsw/tiny-llama, not kimi"):
@@ -478,7 +554,7 @@ async def test_the_key_goes_into_the_header_and_nowhere_else(caplog: pytest.LogC
                 trace = caught.value.__traceback__.tb_next
                 told = traceback.TracebackException(ServerError, caught.value, trace, capture_locals=True)
                 shown.append("".join(told.format()))
-    assert "bad token Bearer ***" in "".join(shown)
+    assert f"bad token Bearer {'*' * len(KEY)}" in "".join(shown)
     assert KEY not in "".join(shown) + caplog.text
 
 
@@ -490,6 +566,56 @@ async def test_a_refused_key_is_named_by_its_variable() -> None:
     ):
         with pytest.raises(ServerError, match=r"the key in \$K was refused \(401\)"):
             await client.probe()
+
+
+@pytest.mark.parametrize("key", ["1", "token", "sglang", "model"])
+async def test_a_key_that_is_a_word_of_the_protocol_leaves_answers_whole(key: str) -> None:
+    """Starring it out of an answer would lose the counts; in a refusal it is starred."""
+    routes = recorded_routes("0.5.23") | {"/generate": json_answer({"error": f"who is {key}?"}, 401 + 9)}
+    async with (
+        fake_sglang(routes) as fake,
+        SglangClient(fake.url, api_key_env="K", environ={"K": key}) as client,
+    ):
+        probe = await client.probe()
+        raw = await client.collect(GenerateRequest("a", 1))
+    assert (probe.server.device_tokens, probe.host_total_tokens) == (2048, 8193)
+    assert raw.error and raw.error.endswith(f"who is {'*' * len(key)}?")
+
+
+@pytest.mark.parametrize("cut", range(8, 50, 5))
+async def test_a_key_echoed_into_a_stream_is_starred_wherever_it_is_cut(cut: int) -> None:
+    event = b'data: {"error": {"message": "bad %s here"}}\n\n' % KEY.encode()
+    routes = {"/generate": Answer(body=[event[:cut], event[cut:]], pause_s=0.02)}
+    async with (
+        fake_sglang(routes) as fake,
+        SglangClient(fake.url, api_key_env="K", environ={"K": KEY}) as client,
+    ):
+        raw = await client.collect(GenerateRequest("a", 1))
+    assert KEY.encode() not in b"".join(chunk for _, chunk in raw.chunks)
+    assert read_stream(raw, "generate").error == f"the server broke off: bad {'*' * len(KEY)} here"
+
+
+@pytest.mark.parametrize("name", [KEY, "A=b", "hf_aBcDeF0123", "x" * 70])
+def test_a_key_given_in_place_of_its_variables_name_is_not_repeated(name: str) -> None:
+    with pytest.raises(UsageError, match="is it the key itself") as caught:
+        SglangClient("http://127.0.0.1:1", api_key_env=name, environ={"OTHER": "x"})
+    assert name not in str(caught.value)
+
+
+@pytest.mark.parametrize("held", ["a\r\nX: y", "k\u00e4y", "a\x00b"])
+def test_a_key_that_cannot_stand_in_a_header_is_refused_and_not_repeated(held: str) -> None:
+    with pytest.raises(UsageError, match=r"what \$K holds is no key") as caught:
+        SglangClient("http://127.0.0.1:1", api_key_env="K", environ={"K": held})
+    assert held not in str(caught.value)
+
+
+async def test_a_key_read_from_a_file_may_end_with_a_newline() -> None:
+    async with (
+        fake_sglang(recorded_routes("0.5.23")) as fake,
+        SglangClient(fake.url, api_key_env="K", environ={"K": f"{KEY}\n"}) as client,
+    ):
+        await client.probe()
+        assert fake.seen[0].headers["authorization"] == f"Bearer {KEY}"
 
 
 def test_a_missing_variable_is_said_at_once() -> None:
@@ -506,6 +632,9 @@ def test_a_missing_variable_is_said_at_once() -> None:
         "http://h:notaport",
         "http://h:0",
         "http://h?x=1",
+        "http://h:1/#x",
+        "http://h:1/a b",
+        "http://h\n:1",
         "http://[::1",
     ],
 )
@@ -514,9 +643,15 @@ def test_malformed_urls(url: str) -> None:
         checked_url(url)
 
 
-def test_credentials_in_the_url_are_refused_and_not_repeated() -> None:
+def test_the_openai_suffix_is_pointed_out() -> None:
+    with pytest.raises(UsageError, match=r"without the /v1 of the OpenAI API: http://h:1$"):
+        checked_url("http://h:1/v1/")
+
+
+@pytest.mark.parametrize("url", [f"http://user:{KEY}@h:1", f"{KEY}@h:1", f"http://h/?api_key={KEY}", f"http://h#{KEY}"])
+def test_credentials_in_the_url_are_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(UsageError) as caught:
-        checked_url(f"http://user:{KEY}@h:1")
+        checked_url(url)
     assert "credentials" in str(caught.value)
     assert KEY not in str(caught.value)
 

@@ -60,12 +60,33 @@ def test_a_pool_that_differs_is_said_loudly(run: serverrun.ServerRun) -> None:
     )
 
 
+def test_a_release_that_was_not_read_is_warned_of(run: serverrun.ServerRun) -> None:
+    newer = replace(run, server=replace(run.server, release="0.9.1"))
+    prediction, simulation = serverrun.predict(newer.server), serverrun.simulate(newer)
+    said = serverrun.conclusion(newer, prediction, simulation)
+    assert "> **Warning**: `sglang 0.9.1 is newer than the newest release read" in said
+    assert "not verified for 0.9.1" in str(prediction.row["warnings"])
+    assert "Warning" not in serverrun.conclusion(run, serverrun.predict(run.server), serverrun.simulate(run))
+
+
+def test_a_load_without_an_answer_does_not_blame_the_cache_report(run: serverrun.ServerRun) -> None:
+    records = tuple(replace(record, error="status 500: `boom`") for record in run.result.records)
+    dead = replace(run, result=replace(run.result, records=records))
+    said = serverrun.conclusion(dead, serverrun.predict(dead.server), serverrun.simulate(dead))
+    assert "**No prompt was answered**; the first failure: `status 500: 'boom'`" in said
+    assert "--enable-cache-report" not in said
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"device_tokens": None}, "does not tell its device pool"),
         ({"model_path": "nobody/knows"}, "name the model with the parameter model"),
-        ({"release": ""}, "name the model"),
+        ({"release": ""}, "does not tell its release"),
+        ({"model_path": "a/b" * 3000}, "name the model with the parameter model"),
+        ({"model_path": "~nobody-here/x"}, "name the model with the parameter model"),
+        ({"model_path": "/dev/zero"}, "name the model with the parameter model"),
+        ({"release": "../../x"}, "expected a release such as"),
     ],
 )
 def test_what_cannot_be_predicted_says_why(run: serverrun.ServerRun, changes, reason: str) -> None:
@@ -122,6 +143,17 @@ def test_before_and_after_says_when_the_loads_differ(run: serverrun.ServerRun) -
     assert {row["change"] for row in same[1:]} <= {"+0.0 %", None}
     other = replace(run, result=replace(run.result, seed=99))
     assert "do not compare" in serverrun.before_after(run, other)[0]["change"]
+
+
+def test_before_and_after_names_every_setting_that_differs(run: serverrun.ServerRun) -> None:
+    hicache = replace(run.server.hicache, ratio=2.0)
+    earlier = replace(run, server=replace(run.server, release="0.5.8", hicache=hicache, host_tokens=4097))
+    changed = [row for row in serverrun.before_after(run, earlier) if row["change"] == "CHANGED"]
+    assert [(row["figure"], row["before"], row["now"]) for row in changed] == [
+        ("release", "0.5.8", run.server.release),
+        ("hicache_ratio", 2.0, 4.0),
+    ]
+    assert not [row for row in serverrun.before_after(run, run) if row["change"] == "CHANGED"]
 
 
 def test_the_simulator_gives_every_recorded_request_to_the_token(run: serverrun.ServerRun) -> None:
@@ -183,7 +215,7 @@ def test_mistakes_in_parameters_are_named() -> None:
         serverrun.make_plan("trace_replay", **sizes)
 
 
-def test_a_live_server_is_described_and_measured() -> None:
+def test_a_live_server_is_described_and_measured(tmp_path: Path) -> None:
     started, stop = threading.Event(), threading.Event()
     url: list[str] = []
 
@@ -198,18 +230,47 @@ def test_a_live_server_is_described_and_measured() -> None:
     thread.start()
     started.wait(10)
     try:
-        run = serverrun.measure(url[0], workload="random", prompts=3, answer_tokens=6, warmup=1, progress=False)
+        run = serverrun.measure(
+            url[0], workload="random", prompts=3, answer_tokens=6, warmup=1, progress=False, folder=tmp_path
+        )
     finally:
         stop.set()
         thread.join()
     assert run.recorded_in is None
     assert run.server.host_tokens == 8193
     assert len(run.result.succeeded) == 3
+    assert serverrun.read_run(tmp_path).result.records == run.result.records
     assert "**Measured** just now on SGLang `0.5.23`" in run.banner
 
 
 def test_without_a_server_the_newest_recorded_run_is_read() -> None:
-    assert serverrun.measure("").server.release == "0.5.23"
+    run = serverrun.measure("")
+    assert run.server.release == "0.5.23"
+    assert "recorded, not live" in run.banner
+    assert "load's parameters are those of that run" in run.banner
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"workload": "nonsense"}, "workload: expected one of"),
+        ({"rate_per_s": -1.0}, "rate_per_s"),
+        ({"duration_s": -1.0}, "duration_s"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"max_requests": 0}, "max_requests"),
+        ({"prompts": 0}, "prompts: expected 1 or more, got 0"),
+        ({"prompts": 0, "workload": "multi_turn"}, "prompts: expected 1 or more, got 0"),
+        ({"answer_tokens": 0}, "answer_tokens: expected 1 or more, got 0"),
+        ({"answer_tokens": -3, "workload": "trace_replay", "trace": "x"}, "answer_tokens: expected 1 or more, got -3"),
+        ({"prompt_tokens": 0, "workload": "shared_prefix"}, "prompt_tokens: expected 1 or more, got 0"),
+        ({"evict_tokens": -1}, "evict_tokens: expected 0 or more, got -1"),
+        ({"shrink": 0.5}, "shrink: expected 1 or more"),
+        ({"workload": "trace_replay"}, "trace: name the file"),
+    ],
+)
+def test_parameters_are_checked_without_a_server_too(changes, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        serverrun.measure("", **changes)
 
 
 def test_a_description_survives_json(run: serverrun.ServerRun, tmp_path: Path) -> None:

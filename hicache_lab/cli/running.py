@@ -10,9 +10,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.cli.stopping import term_interrupts
 from hicache_lab.errors import HicacheLabError, UsageError
-from hicache_lab.runs import Limits, RunResult, execute, find_notebook, inspect_parameters, parse_parameter
+from hicache_lab.runs import (
+    Limits,
+    RunResult,
+    execute,
+    find_notebook,
+    inspect_parameters,
+    parse_parameter,
+    terminated_as_interrupted,
+)
 from hicache_lab.runs.execution import RUN_NAME
 
 
@@ -98,7 +105,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
     # every notebook's parameters are checked before the first one runs
     values = {notebook: parse_assignments(notebook, args.parameter) for notebook in notebooks}
     results: list[tuple[Path, RunResult]] = []
-    with term_interrupts():
+    with terminated_as_interrupted():
         for notebook in notebooks:
             folder = args.output / (args.name or notebook.stem)
             result = execute(notebook, folder, values[notebook], limits=limits, html=not args.no_html)

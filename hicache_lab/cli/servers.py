@@ -17,6 +17,7 @@ from hicache_lab.cpuserver.process import READY_TIMEOUT_SECONDS, TERM_SECONDS, h
 from hicache_lab.errors import UsageError
 from hicache_lab.units import parse_bytes
 
+TAKES_SERVER_FLAGS = frozenset({"server"})  # only to say where they belong
 _EPILOG = """\
 examples:
   hicache-lab server install --release 0.5.23
@@ -125,6 +126,10 @@ def _logs_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(_command: str, args: argparse.Namespace) -> int:
     """Run one action; 0 when it did what it says, 3 from ``status`` when nothing runs."""
+    if args.rest:
+        flag = args.rest[0]
+        hint = f"; SGLang's own come after a double dash: server start … -- {flag} …" if args.action == "start" else ""
+        raise UsageError(f"{flag}: not a flag of server {args.action}{hint}")
     actions: dict[str, Callable[[argparse.Namespace], int]] = {
         "install": _install,
         "start": _start,

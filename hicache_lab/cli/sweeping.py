@@ -9,13 +9,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.cli.stopping import term_interrupts
 from hicache_lab.comparison import Comparison, recommend
 from hicache_lab.comparison.compare import Cell
 from hicache_lab.comparison.words import as_json, text
 from hicache_lab.errors import UsageError
 from hicache_lab.preflight.ask import HOST_FACTS, host_from_facts
-from hicache_lab.runs import Limits
+from hicache_lab.runs import Limits, terminated_as_interrupted
 from hicache_lab.sweeps import (
     Grid,
     Options,
@@ -149,7 +148,7 @@ def _run(plan: Plan, folder: Path, args: argparse.Namespace, limits: Limits) -> 
             # the bar is on standard error; this keeps the two from mixing on a terminal
             tqdm.write(_point_line(point), file=sys.stdout)
 
-    with term_interrupts():
+    with terminated_as_interrupted():
         if not args.dask:
             return run_sweep(plan, folder, options, told=told)
         with dask_executor(args.dask) as (executor, workers):

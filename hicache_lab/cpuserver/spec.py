@@ -33,6 +33,7 @@ _DEFAULT_FLAGS = (
 _HICACHE_FLAGS = (("--enable-hierarchical-cache",), ("--hicache-ratio", "4"))
 _SIZE_FLAGS = frozenset({"--hicache-ratio", "--hicache-size"})
 _NO_KEY = "the server is reachable from this machine only, and SGLang writes the key into its log"
+_NO_TLS = "the server is reachable from this machine only, and readiness is asked over plain HTTP"
 # flags that this module decides, with what to use instead
 _RESERVED = {
     "--host": "the server listens on loopback only",
@@ -46,6 +47,8 @@ _RESERVED = {
     "--dist-init-addr": "this is one machine",
     "--api-key": _NO_KEY,
     "--admin-api-key": _NO_KEY,
+    "--ssl-keyfile": _NO_TLS,
+    "--ssl-certfile": _NO_TLS,
     "--config": "give the flags themselves, so that the run records them",
 } | {flag[0]: "a machine without a GPU needs this setting" for flag in _CPU_FLAGS}
 
@@ -87,8 +90,10 @@ class Launch:
             raise UsageError(f"--port: expected 1024 to 65535, got {self.port}")
         for word in self.flags:
             flag = word.partition("=")[0]
-            if flag in _RESERVED:
-                raise UsageError(f"{flag}: not passed through: {_RESERVED[flag]}")
+            # argparse, which reads them in the server, takes any beginning of a flag for the flag
+            meant = next((name for name in sorted(_RESERVED) if len(flag) > 2 and name.startswith(flag)), None)
+            if meant is not None:
+                raise UsageError(f"{flag}: not passed through{_named(flag, meant)}: {_RESERVED[meant]}")
 
     @property
     def sglang_flags(self) -> tuple[str, ...]:
@@ -120,6 +125,10 @@ class Launch:
         if self.tp_size > 1:  # one core a rank; SGLang refuses the variable for a single rank
             environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(self.tp_size)))
         return environ
+
+
+def _named(flag: str, meant: str) -> str:
+    return "" if flag == meant else f" (a beginning of {meant})"
 
 
 def checked_name(name: str) -> str:

@@ -106,7 +106,7 @@ async def load(
 
 async def _server_info(client: SglangClient) -> ServerInfo | None:
     """What runs there; None for a server that streams but does not describe itself."""
-    await client.health()  # unreachable is an error before anything is sent
+    await client.require_loaded()  # an error before anything is sent
     try:
         return await client.server_info()
     except ServerError:
@@ -309,8 +309,17 @@ class _Run:
         ) as self._bar:
             yield
 
+    def _failures(self) -> list[str]:
+        """What a reader of the figures would not see: prompts that failed, and those cut off at the end."""
+        measured = [record for record in self._records if not record.warmup]
+        failed = [record for record in measured if record.error]
+        notes = [f"{len(failed)} of {len(measured)} prompts failed; the first: {failed[0].error}"] if failed else []
+        if under_way := self._sent - len(self._records):
+            notes.append(f"prompts under way when the load ended, in no figure: {under_way}")
+        return notes
+
     async def _notes(self, watcher: Watcher, before: ServerInfo | None, *, interrupted: bool) -> list[str]:
-        notes: list[str] = []
+        notes = self._failures()
         if before is not None and not interrupted:
             await watcher.once()
             try:

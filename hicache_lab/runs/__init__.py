@@ -6,7 +6,7 @@ it freely.
 """
 
 from hicache_lab.runs.answers import record_answer
-from hicache_lab.runs.execution import Limits, execute
+from hicache_lab.runs.execution import Limits, execute, terminated_as_interrupted
 from hicache_lab.runs.parameters import (
     Parameter,
     check_parameters,
@@ -33,4 +33,5 @@ __all__ = [
     "record",
     "record_answer",
     "run_folder",
+    "terminated_as_interrupted",
 ]

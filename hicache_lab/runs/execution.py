@@ -12,8 +12,10 @@ import os
 import platform
 import re
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +35,7 @@ from hicache_lab.runs.results import RESULT_FILE, Failure, Figure, RunResult
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _KERNEL_START_SECONDS = 120
+_STOP_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,23 @@ def _kernel_environment(work: Path) -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """TERM (a cancelled job) closes the run as Ctrl-C does; only the main thread can arrange it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _run(
     notebook: Path,
     work: Path,
@@ -170,7 +190,11 @@ def _run(
         return max(0.001, min(limits.cell_seconds, deadline - time.monotonic()))
 
     status, error = "complete", None
-    with _kernel_environment(work), tempfile.TemporaryDirectory(prefix="hicache-lab-") as sockets:
+    with (
+        _kernel_environment(work),
+        terminated_as_interrupted(),
+        tempfile.TemporaryDirectory(prefix="hicache-lab-") as sockets,
+    ):
         try:
             papermill.execute_notebook(
                 str(notebook),
@@ -181,7 +205,14 @@ def _run(
                 timeout_func=seconds_for,
                 # sockets of this user instead of open TCP ports, in a folder of this run: by default they lie in the
                 # working directory under names that two runs at the same time would share
-                config=Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"}),
+                config=Config(
+                    KernelManager={
+                        "transport": "ipc",
+                        "ip": f"{sockets}/kernel",
+                        # a cell that is stopped is interrupted first: time to write what it has
+                        "shutdown_wait_time": _STOP_SECONDS,
+                    }
+                ),
             )
         except papermill.PapermillExecutionError as failed:
             status, error = "failed", _cell_failure(failed)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 from hicache_lab.errors import InputError, UsageError
 from hicache_lab.resources import notebooks_dir
+from hicache_lab.server.problems import checked_key, checked_url
 
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
@@ -157,7 +159,8 @@ def check_parameters(notebook: Path, given: Mapping[str, object]) -> dict[str, A
     """Compare ``given`` with the notebook's parameters; return all values of the run, defaults included.
 
     Raises:
-        UsageError: a name the notebook does not have (with a suggestion) or a value of another type.
+        UsageError: a name the notebook does not have (with a suggestion), a value of another type, or a key where
+            an address or the name of the key's variable belongs.
     """
     known = inspect_parameters(notebook)
     for name, value in given.items():
@@ -168,7 +171,17 @@ def check_parameters(notebook: Path, given: Mapping[str, object]) -> dict[str, A
                 f"parameter {name}: expected {known[name].type_name}, got {type(value).__name__} {value!r} "
                 f"({known[name].comment or f'default {known[name].default!r}'})"
             )
+    for name, check in _SECRET_PLACES.items():
+        if isinstance(value := given.get(name), str) and value:
+            check(value)
     return {name: parameter.typed(given.get(name, parameter.default)) for name, parameter in known.items()}
+
+
+# where people put keys by mistake: refused before a run records its parameters, without repeating the value
+_SECRET_PLACES: dict[str, Callable[[str], object]] = {
+    "base_url": checked_url,
+    "api_key_env": lambda name: checked_key(name, os.environ),
+}
 
 
 def _unknown_name(notebook: Path, name: str, known: Mapping[str, Parameter]) -> str:

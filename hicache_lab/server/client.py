@@ -8,13 +8,13 @@ that holds it.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from hicache_lab.errors import ServerError, UsageError
@@ -27,8 +27,9 @@ from hicache_lab.server.info import (
     read_server_info,
 )
 from hicache_lab.server.metrics import MetricsSnapshot, parse_metrics
-from hicache_lab.server.problems import Failure, Response, checked_url, refused, unreachable
+from hicache_lab.server.problems import Failure, Response, checked_key, checked_url, refused, unreachable
 from hicache_lab.server.stream import GenerateRequest, RawStream, Reply, read_reply, read_stream
+from hicache_lab.server.untrusted import read_json
 
 if TYPE_CHECKING:
     import aiohttp
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 30.0
 STALL_SECONDS = 300.0
+_TELLING_BYTES = 8
 _RETRY_AFTER_SECONDS = (0.2, 0.8)
 _RETRIED = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
 
@@ -137,6 +139,15 @@ class SglangClient:
         """
         return Health((await self._get("/health")).status)
 
+    async def require_loaded(self) -> None:
+        """Refuse a server that still loads its model.
+
+        Raises:
+            ServerError: 503 from /health, or as ``health``.
+        """
+        if (await self.health()).status == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise ServerError(f"{self.base_url} is still loading or overloaded (503 from /health); try again later")
+
     async def server_info(self) -> ServerInfo:
         """Ask /server_info, or /get_server_info of releases before 0.5.6.
 
@@ -202,9 +213,7 @@ class SglangClient:
         Raises:
             ServerError: not reachable, not ready, not SGLang, or another model.
         """
-        health = await self.health()
-        if health.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            raise ServerError(f"{self.base_url} is still loading or overloaded (503 from /health); try again later")
+        await self.require_loaded()
         server, model = await self.server_info(), await self.model_info()
         await self._check_model(expected_model, model)
         metrics, missing = None, None
@@ -212,7 +221,11 @@ class SglangClient:
             metrics = await self.metrics()
         except ServerError as error:
             missing = str(error)
-        return Probe(time.time(), server, model, await self.loads(), metrics, missing)
+        try:
+            loads = await self.loads()
+        except ServerError:  # a proxy that does not let it through; nothing depends on it
+            loads = ()
+        return Probe(time.time(), server, model, loads, metrics, missing)
 
     async def _check_model(self, expected: str, model: ModelInfo) -> None:
         if not expected or expected in {model.model_path, model.served_name}:
@@ -282,21 +295,12 @@ class SglangClient:
                     error = self._refused(Response(response.status, self._redacted(await response.read()), server))
         except (aiohttp.ClientError, TimeoutError, OSError) as failure:
             error = self._failure(failure, self._stall_seconds).text
-        if self.api_key_env:
-            chunks = [(arrived, self._redacted(chunk)) for arrived, chunk in chunks]
-        return RawStream(sent, tuple(chunks), error)
+        return RawStream(sent, self._without_key(chunks), error)
 
     # ---- transport
 
     def _key(self) -> str:
-        if not self.api_key_env:
-            return ""
-        if not self._environ.get(self.api_key_env):
-            raise UsageError(
-                f"api_key_env: the environment variable {self.api_key_env!r} is not set; "
-                f"export the key under that name (the name is recorded, the key never)"
-            )
-        return self._environ[self.api_key_env]
+        return checked_key(self.api_key_env, self._environ)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -347,14 +351,14 @@ class SglangClient:
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=limit, sock_connect=CONNECT_SECONDS),
             ) as response:
-                data = self._redacted(await response.read())
+                data = self._redacted(await response.read(), answer=response.status == HTTPStatus.OK)
                 return Response(response.status, data, response.headers.get("Server", ""))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return self._failure(error, limit)
 
     def _failure(self, error: Exception, limit: float) -> Failure:
         failure = unreachable(error, self.base_url, limit)
-        return replace(failure, text=self._redacted(failure.text.encode()).decode())
+        return replace(failure, text=self._redacted(failure.text.encode(errors="replace")).decode())
 
     def _check(self, path: str, response: Response) -> None:
         if response.status != HTTPStatus.OK:
@@ -365,7 +369,7 @@ class SglangClient:
 
     def _parsed(self, path: str, response: Response) -> Any:
         try:
-            return json.loads(response.body)
+            return read_json(response.body)
         except ValueError:
             start = response.body[:80].decode(errors="replace")
         size = len(response.body)
@@ -374,7 +378,20 @@ class SglangClient:
             f"{size} bytes that are not JSON: {start!r}"
         )
 
-    def _redacted(self, text: bytes) -> bytes:
-        """A server may echo what it was sent."""
-        key = self._environ.get(self.api_key_env, "") if self.api_key_env else ""
-        return text.replace(key.encode(), b"***") if key else text
+    def _redacted(self, text: bytes, *, answer: bool = False) -> bytes:
+        """A server may echo what it was sent; stars of the key's length keep an answer's chunks in place.
+
+        A key as short as a word of the protocol ("token", "1") stays in an answer, which would not be readable without.
+        """
+        key = self._key().encode()
+        return text if not key or (answer and len(key) < _TELLING_BYTES) else text.replace(key, b"*" * len(key))
+
+    def _without_key(self, chunks: Sequence[tuple[float, bytes]]) -> tuple[tuple[float, bytes], ...]:
+        """Chunks of a stream with the key starred out, also where it is cut in two."""
+        whole = b"".join(chunk for _, chunk in chunks) if self.api_key_env else b""
+        starred = self._redacted(whole, answer=b'"error"' not in whole)
+        if starred == whole:
+            return tuple(chunks)
+        ends = list(accumulate(len(chunk) for _, chunk in chunks))
+        parts = pairwise([0, *ends])
+        return tuple((arrived, starred[start:end]) for (arrived, _), (start, end) in zip(chunks, parts, strict=True))

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hicache_lab.errors import ServerError
+from hicache_lab.server.untrusted import number, printable, whole
 
 Scalar = str | int | float | bool | None
 
@@ -155,16 +156,16 @@ def read_server_info(data: Any) -> ServerInfo:
     def get(name: str) -> Scalar:
         return settings.get(name)
 
-    chunk = _int(get("chunked_prefill_size"))
+    chunk = whole(get("chunked_prefill_size"))
     return ServerInfo(
         release=str(get("version") or ""),
-        model_path=str(data["model_path"]),
-        tp_size=_int(get("tp_size")) or 1,
-        pp_size=_int(get("pp_size")) or 1,
-        dp_size=max(_int(get("dp_size")) or 1, _int(get("attn_dp_size")) or 1),
-        page_size=_int(get("page_size")),
-        device_tokens=_int(get("max_total_num_tokens")) or _int(_memory(first).get("token_capacity")),
-        context_length=_int(get("context_length")),
+        model_path=printable(str(data["model_path"])),
+        tp_size=whole(get("tp_size")) or 1,
+        pp_size=whole(get("pp_size")) or 1,
+        dp_size=max(whole(get("dp_size")) or 1, whole(get("attn_dp_size")) or 1),
+        page_size=whole(get("page_size")),
+        device_tokens=whole(get("max_total_num_tokens")) or whole(_memory(first).get("token_capacity")),
+        context_length=whole(get("context_length")),
         kv_cache_dtype=_text(get("kv_cache_dtype")),
         chunked_prefill_tokens=chunk if chunk is not None and chunk > 0 else None,
         hicache=_hicache({**settings, **_scalars(first)}),
@@ -176,8 +177,8 @@ def read_server_info(data: Any) -> ServerInfo:
 def _hicache(settings: Mapping[str, Scalar]) -> HicacheSettings:
     return HicacheSettings(
         enabled=bool(settings.get("enable_hierarchical_cache")),
-        ratio=_float(settings.get("hicache_ratio")),
-        size_gb=_float(settings.get("hicache_size")),
+        ratio=number(settings.get("hicache_ratio")),
+        size_gb=number(settings.get("hicache_size")),
         write_policy=_text(settings.get("hicache_write_policy")),
         io_backend=_text(settings.get("hicache_io_backend")),
         mem_layout=_text(settings.get("hicache_mem_layout")),
@@ -191,7 +192,7 @@ def _memory(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rank(memory: Mapping[str, Any]) -> RankMemory:
-    return RankMemory(_float(memory.get("weight")), _float(memory.get("kvcache")), _int(memory.get("token_capacity")))
+    return RankMemory(number(memory.get("weight")), number(memory.get("kvcache")), whole(memory.get("token_capacity")))
 
 
 def _scalars(data: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -199,7 +200,7 @@ def _scalars(data: Mapping[str, Any]) -> dict[str, Scalar]:
     for name, value in data.items():
         if _SECRET.search(name) or not isinstance(value, str | int | float | bool | None):
             continue
-        kept[name] = _SECRET_FLAG.sub(r"\1***", value) if isinstance(value, str) else value
+        kept[name] = _SECRET_FLAG.sub(r"\1***", printable(value)) if isinstance(value, str) else value
     return kept
 
 
@@ -213,10 +214,10 @@ def read_model_info(data: Any) -> ModelInfo:
         raise ServerError("its /model_info is not SGLang's: no model_path in the answer")
     names = data.get("architectures")
     return ModelInfo(
-        model_path=str(data["model_path"]),
+        model_path=printable(str(data["model_path"])),
         served_name=_text(data.get("served_model_name")),
         is_generation=bool(data.get("is_generation", True)),
-        architectures=tuple(map(str, names)) if isinstance(names, list) else (),
+        architectures=tuple(printable(str(name)) for name in names) if isinstance(names, list) else (),
     )
 
 
@@ -229,32 +230,24 @@ def read_loads(data: Any) -> tuple[RankLoad, ...]:
     entries = data.get("loads") if isinstance(data, dict) else data
     if not isinstance(entries, list):
         raise ServerError("its load endpoint answered in an unknown shape (expected a list of ranks)")
-    return tuple(_rank_load(number, entry) for number, entry in enumerate(entries) if isinstance(entry, dict))
+    return tuple(_rank_load(place, entry) for place, entry in enumerate(entries) if isinstance(entry, dict))
 
 
-def _rank_load(number: int, entry: Mapping[str, Any]) -> RankLoad:
-    waiting = _int(entry.get("num_waiting_reqs")) or 0
-    running = _int(entry.get("num_running_reqs"))
-    if running is None and (total := _int(entry.get("num_reqs"))) is not None:
+def _rank_load(place: int, entry: Mapping[str, Any]) -> RankLoad:
+    waiting = whole(entry.get("num_waiting_reqs")) or 0
+    running = whole(entry.get("num_running_reqs"))
+    if running is None and (total := whole(entry.get("num_reqs"))) is not None:
         running = max(total - waiting, 0)
-    rank = _int(entry.get("dp_rank"))
+    rank = whole(entry.get("dp_rank"))
     return RankLoad(
-        number if rank is None else rank,
+        place if rank is None else rank,
         running,
         waiting,
         # /get_load's num_tokens includes the waiting prompts, so it is not pool usage
-        _int(entry.get("num_used_tokens")),
-        _int(entry.get("max_total_num_tokens")),
+        whole(entry.get("num_used_tokens")),
+        whole(entry.get("max_total_num_tokens")),
     )
 
 
-def _int(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _float(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    return printable(value) if isinstance(value, str) else None

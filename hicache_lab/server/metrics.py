@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hicache_lab.errors import ServerError
+from hicache_lab.server.untrusted import number, printable
 
 # old name → the name of today; the release of the change is in brackets
 RENAMED = {
@@ -185,11 +186,12 @@ def parse_metrics(text: str, unix_s: float) -> MetricsSnapshot:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name.startswith(("sglang:", "sglang_")):
+                # a gauge may be NaN, which is not a count of anything
+                if sample.name.startswith(("sglang:", "sglang_")) and number(sample.value) is not None:
                     labels = MappingProxyType(dict(sample.labels))
                     exposed.append(Sample(sample.name[len("sglang:") :], labels, sample.value))
     except (ValueError, KeyError, IndexError) as error:
-        raise ServerError(f"its /metrics is not a Prometheus exposition: {str(error)[:120]}") from None
+        raise ServerError(f"its /metrics is not a Prometheus exposition: {printable(str(error))[:120]}") from None
     if not exposed:
         raise ServerError("its /metrics has no sglang: series; is this a router or another server?")
     return MetricsSnapshot(unix_s, tuple(_under_todays_names(exposed)))

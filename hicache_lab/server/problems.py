@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from hicache_lab.errors import UsageError
 from hicache_lab.server.stream import error_text
+from hicache_lab.server.untrusted import read_json
+
+# as shells write them; a key has lower-case letters, dashes or dots
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def refused(response: Response, api_key_env: str) -> str:
 def _said(response: Response) -> str:
     text = response.body.decode(errors="replace")
     try:
-        return error_text(json.loads(text))
+        return error_text(read_json(text))
     except ValueError:
         return error_text(text)
 
@@ -89,13 +94,42 @@ def checked_url(base_url: str) -> str:
     wanted = "expected http://HOST:PORT or https://HOST[:PORT]"
     try:
         parts = urlsplit(text)
-        known = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0 and not parts.query
+        known = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
     except ValueError as error:  # a port that is no number, a broken IPv6 address
         raise UsageError(f"base_url: {wanted}, got one with a bad address ({error})") from None
-    if parts.username or parts.password:
+    if "@" in text or parts.query or parts.fragment:  # not repeated: this is where people put keys
         raise UsageError(
-            "base_url: credentials in the URL are refused; export the key and give the variable's name as api_key_env"
+            f"base_url: {wanted}; credentials, queries and fragments in the URL are refused: "
+            f"export the key and give the variable's name as api_key_env"
         )
-    if not known:
+    if not known or not all(character.isprintable() and character != " " for character in text):
         raise UsageError(f"base_url: {wanted}, got {base_url!r}")
-    return text.rstrip("/")
+    text = text.rstrip("/")
+    if text.endswith("/v1"):
+        raise UsageError(f"base_url: give the server's own address, without the /v1 of the OpenAI API: {text[:-3]}")
+    return text
+
+
+def checked_key(name: str, environ: Mapping[str, str]) -> str:
+    """The key that the environment variable ``name`` holds; no name, no key.
+
+    Raises:
+        UsageError: no such variable, or what it holds cannot stand in a header. Neither a key nor what may be one
+            (a name that is none) is repeated.
+    """
+    if not name:
+        return ""
+    key = environ.get(name, "").strip()
+    if not key and not _VARIABLE.fullmatch(name):
+        raise UsageError(
+            f"api_key_env: expected the NAME of an environment variable such as SGLANG_API_KEY, got {len(name)} "
+            f"characters that are none; is it the key itself? Then export it, and give the variable's name"
+        )
+    if not key:
+        raise UsageError(
+            f"api_key_env: the environment variable {name!r} is not set; "
+            f"export the key under that name (the name is recorded, the key never)"
+        )
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(f"api_key_env: what ${name} holds is no key: it has control or other special characters in it")
+    return key

@@ -6,7 +6,6 @@ one answer does not delay the time stamp of another.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +13,7 @@ from typing import Any, Literal
 
 from hicache_lab.errors import ServerError, UsageError
 from hicache_lab.server.metrics import CachedTokens
+from hicache_lab.server.untrusted import count, printable, read_json
 
 Api = Literal["generate", "completions", "chat"]
 PATHS: dict[Api, str] = {
@@ -131,11 +131,14 @@ def read_reply(data: Any, api: Api) -> Reply:
     """Read a whole (not streamed) answer.
 
     Raises:
-        ServerError: not the shape of this endpoint.
+        ServerError: not the shape of this endpoint, or the server aborted the request.
     """
     state = _Answer(api)
-    if not state.add(data) or (api == "generate" and "text" not in data and "output_ids" not in data):
-        raise ServerError(f"its answer to {PATHS[api]} has an unknown shape: {str(data)[:160]}")
+    fits = state.add(data)
+    if state.aborted:
+        raise ServerError(state.aborted)
+    if not fits or (api == "generate" and "text" not in data and "output_ids" not in data):
+        raise ServerError(f"its answer to {PATHS[api]} has an unknown shape: {printable(str(data))[:160]}")
     return state.reply()
 
 
@@ -149,7 +152,7 @@ def read_stream(raw: RawStream, api: Api) -> Reply:
             done = True
             continue
         try:
-            data = json.loads(event)
+            data = read_json(event)
         except ValueError:
             error = error or f"malformed event in the stream: {event[:80]!r}"
             break
@@ -160,6 +163,9 @@ def read_stream(raw: RawStream, api: Api) -> Reply:
             arrivals.append((arrived, state.tokens))
     if error is None and not done:
         error = "the stream ended without [DONE]" if raw.chunks else "the stream was empty"
+    error = error or state.aborted
+    if error is None and not arrivals and not state.completion_tokens:
+        error = "the stream ended without a single token"
     ttft = arrivals[0][0] - raw.sent_s if arrivals else None
     end = raw.chunks[-1][0] - raw.sent_s if raw.chunks else None
     return state.reply(ttft, _gaps(arrivals), end, error)
@@ -171,7 +177,7 @@ def error_text(data: Any) -> str:
         if not isinstance(data, dict):
             break
         data = next((data[key] for key in ("error", "message", "detail") if data.get(key)), str(data))
-    return " ".join(str(data).split())[:300]
+    return printable(str(data))[:300]
 
 
 def _gaps(arrivals: Sequence[tuple[float, int]]) -> tuple[float, ...]:
@@ -210,9 +216,17 @@ class _Answer:
         self._text: list[str] = []
         self._ids: tuple[int, ...] = ()
         self._prompt_tokens: int | None = None
-        self._completion_tokens: int | None = None
+        self.completion_tokens: int | None = None
         self._cached: CachedTokens | None = None
         self._finish: str | None = None
+        self._aborted_because = ""
+
+    @property
+    def aborted(self) -> str | None:
+        """Why the server gave the request up (queue full, shutting down …) although the status was 200, or None."""
+        if self._finish != "abort":
+            return None
+        return f"the server aborted the request: {self._aborted_because or 'no details'}"
 
     def add(self, data: Any) -> bool:
         """Take in one event or a whole answer; True if it brought tokens."""
@@ -227,30 +241,33 @@ class _Answer:
         if isinstance(data.get("text"), str):
             self._text = [data["text"]]  # each event repeats the text so far
         ids = data.get("output_ids")
-        if isinstance(ids, list):
+        if isinstance(ids, list) and all(count(number) is not None for number in ids):
             self._ids = tuple(ids)
-        self._prompt_tokens = _count(meta.get("prompt_tokens"))
-        self._completion_tokens = _count(meta.get("completion_tokens"))
-        total = _count(meta.get("cached_tokens"))
+        self._prompt_tokens = count(meta.get("prompt_tokens"))
+        self.completion_tokens = count(meta.get("completion_tokens"))
+        total = count(meta.get("cached_tokens"))
         self._cached = None if total is None else _by_tier(total, meta.get("cached_tokens_details"))
         reason = meta.get("finish_reason")
-        self._finish = str(reason.get("type")) if isinstance(reason, dict) else self._finish
-        before, self.tokens = self.tokens, self._completion_tokens or 0
+        if isinstance(reason, dict):
+            self._finish = str(reason.get("type"))
+            self._aborted_because = error_text(reason) if reason.get("message") else ""
+        before, self.tokens = self.tokens, self.completion_tokens or 0
         return self.tokens > before
 
     def _add_openai(self, data: dict[str, Any]) -> bool:
         usage = data.get("usage")
         if isinstance(usage, dict):
-            self._prompt_tokens = _count(usage.get("prompt_tokens"))
-            self._completion_tokens = _count(usage.get("completion_tokens"))
+            self._prompt_tokens = count(usage.get("prompt_tokens"))
+            self.completion_tokens = count(usage.get("completion_tokens"))
             details = usage.get("prompt_tokens_details")
-            total = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+            total = count(details.get("cached_tokens")) if isinstance(details, dict) else None
             self._cached = None if total is None else CachedTokens(total)
         choices = data.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             return False
         choice = choices[0]
-        self._finish = choice.get("finish_reason") or self._finish
+        reason = choice.get("finish_reason")
+        self._finish = reason if isinstance(reason, str) else self._finish
         part = choice.get("delta") or choice.get("message") or choice
         text = part.get("content") if isinstance(part, dict) and self.api == "chat" else choice.get("text")
         reasoning = part.get("reasoning_content") if isinstance(part, dict) else None
@@ -272,7 +289,7 @@ class _Answer:
             "".join(self._text),
             self._ids,
             self._prompt_tokens,
-            self._completion_tokens,
+            self.completion_tokens,
             self._cached,
             ttft_s,
             itl_s,
@@ -286,11 +303,7 @@ def _by_tier(total: int, details: Any) -> CachedTokens:
     if not isinstance(details, dict):
         # nothing cached: no release adds details then; otherwise the release does not tell the tier
         return CachedTokens(0, 0, 0) if total == 0 else CachedTokens(total)
-    storage = [_count(v) or 0 for name, v in details.items() if name.startswith("storage") and _count(v) is not None]
+    storage = [count(v) or 0 for name, v in details.items() if name.startswith("storage") and count(v) is not None]
     return CachedTokens(
-        total, _count(details.get("device")), _count(details.get("host")), sum(storage) if storage else None
+        total, count(details.get("device")), count(details.get("host")), sum(storage) if storage else None
     )
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

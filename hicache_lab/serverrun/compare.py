@@ -93,7 +93,7 @@ def hit_rows(result: LoadResult) -> list[Row]:
 
 
 def before_after(now: ServerRun, earlier: ServerRun) -> list[Row]:
-    """The same figures of two runs and how far they moved; a change of the settings is the first row."""
+    """The same figures of two runs and how far they moved, led by the workload and by every setting that differs."""
     pairs: list[tuple[str, float | None, float | None]] = [
         ("requests a second", earlier.result.requests_per_s, now.result.requests_per_s),
         ("answer tokens a second", earlier.result.output_tokens_per_s, now.result.output_tokens_per_s),
@@ -109,12 +109,23 @@ def before_after(now: ServerRun, earlier: ServerRun) -> list[Row]:
             "before": earlier.result.plan,
             "now": now.result.plan,
             "change": _same_load(now, earlier),
-        }
+        },
+        *_settings_changed(now, earlier),
     ]
     for name, before, after in pairs:
         change = None if before is None or after is None or not before else f"{100 * (after / before - 1):+.1f} %"
         rows.append({"figure": name, "before": before, "now": after, "change": change})
     return rows
+
+
+def _settings_changed(now: ServerRun, earlier: ServerRun) -> list[Row]:
+    pairs = zip(earlier.server.rows, now.server.rows, strict=True)
+    counted = {"host_tokens", "metrics_missing"}  # one is a figure below, the other no setting
+    return [
+        {"figure": before["fact"], "before": before["value"], "now": after["value"], "change": "CHANGED"}
+        for before, after in pairs
+        if before["value"] != after["value"] and before["fact"] not in counted
+    ]
 
 
 def _same_load(now: ServerRun, earlier: ServerRun) -> str:
@@ -175,7 +186,11 @@ def conclusion(run: ServerRun, prediction: Prediction, simulation: Simulation) -
             f"Prediction and server **DISAGREE**: {computed:,} tokens computed, {observed:,} observed; "
             f"please report the launch line and the release."
         )
-    if hits.share is None:
+    warnings = dict.fromkeys((*prediction.warnings, *simulation.warnings))
+    failures = [record.error for record in run.result.measured if record.error]
+    if failures and not run.result.succeeded:
+        found = f"**No prompt was answered**; the first failure: {quoted(failures[0])}."
+    elif hits.share is None:
         found = "The server did not tell where prompts were found (--enable-cache-report)."
     else:
         host = "" if hits.host is None else f", {hits.host:,} of them on the host"
@@ -188,6 +203,6 @@ def conclusion(run: ServerRun, prediction: Prediction, simulation: Simulation) -
     else:
         total = len(simulation.records)
         replayed = f"The simulator gives the hits of {simulation.agreeing} of {total} requests exactly, tier by tier."
-    failed = len(run.result.measured) - len(run.result.succeeded)
-    sent = f"{len(run.result.measured)} requests, {failed} failed; ended: {quoted(run.result.ended)}."
-    return f"{pool}\n\n{found} {replayed}\n\n{sent}"
+    sent = f"{len(run.result.measured)} requests, {len(failures)} failed; ended: {quoted(run.result.ended)}."
+    warned = "".join(f"\n\n> **Warning**: {quoted(text)}" for text in warnings)
+    return f"{pool}\n\n{found} {replayed}\n\n{sent}{warned}"

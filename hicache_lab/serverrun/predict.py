@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hicache_lab.cpuserver import TINY_MODELS, model_config
-from hicache_lab.errors import HicacheLabError
+from hicache_lab.errors import HicacheLabError, UnknownFact
 from hicache_lab.preflight import Answer, ask, assess
 from hicache_lab.server.description import Description
+
+_PATH_MOST = 4096
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,11 @@ class Prediction:
         return self.answer.host_bytes if self.answer and self.answer.rank else None
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader must know, such as a release that was not read."""
+        return self.answer.warnings if self.answer else ()
+
+    @property
     def row(self) -> dict[str, object]:
         """One row for a table."""
         tokens = None if self.answer is None or self.answer.rank is None else self.answer.rank.device_tokens
@@ -51,6 +59,7 @@ class Prediction:
             "ranks on the host": self.answer.ranks_on_host if self.answer else None,
             "host bytes, all ranks": self.host_bytes,
             "not predicted because": self.why_not or "",
+            "warnings": "; ".join(self.warnings),
         }
 
 
@@ -68,6 +77,8 @@ def predict(server: Description, model: str = "") -> Prediction:
         return Prediction(None, "the server runs without --enable-hierarchical-cache")
     if server.device_tokens is None:
         return Prediction(None, "the server does not tell its device pool (max_total_num_tokens)")
+    if not server.release:
+        return Prediction(None, "the server does not tell its release")
     flags = {
         "tp_size": server.tp_size,
         "pp_size": server.pp_size,
@@ -83,8 +94,10 @@ def predict(server: Description, model: str = "") -> Prediction:
         given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
         question = ask(_model(model or server.model_path), server.release, device_tokens=server.device_tokens, **given)
         answer = assess(question)
-    except HicacheLabError as error:
+    except UnknownFact as error:
         return Prediction(None, f"{error} (name the model with the parameter model)" if not model else str(error))
+    except HicacheLabError as error:
+        return Prediction(None, str(error))
     if answer.rank is None:
         refused = answer.refusal.message if answer.refusal else "the flags give no host pool"
         return Prediction(None, "; ".join(answer.missing) or refused)
@@ -101,5 +114,9 @@ def _whole(size_gb: float | None) -> float | None:
 def _model(name: str) -> str | Path | Mapping[str, Any]:
     if name in TINY_MODELS:
         return model_config(name)
-    folder = Path(name).expanduser()
-    return folder / "config.json" if (folder / "config.json").is_file() else name
+    # a server on this machine names a folder that is here too; any other text of a server is no path of ours
+    if name.startswith(("/", ".", "~")) and len(name) < _PATH_MOST:
+        with contextlib.suppress(OSError, RuntimeError):
+            if (config := Path(name).expanduser() / "config.json").is_file():
+                return config
+    return name

@@ -40,7 +40,8 @@ class ServerRun:
             return f"**Measured** just now on {what} at {quoted(self.result.base_url)}."
         return (
             f"**These data are recorded, not live**: *measured* on {what} on a CPU and kept in "
-            f"{quoted(self.recorded_in.name)}. Throughput and latency of a CPU say nothing about a GPU."
+            f"{quoted(self.recorded_in.name)}. The load's parameters are those of that run. "
+            f"Throughput and latency of a CPU say nothing about a GPU."
         )
 
     def write(self, folder: Path) -> None:
@@ -62,7 +63,7 @@ def quoted(text: str) -> str:
     return "`" + " ".join(text.replace("`", "'").split()) + "`"
 
 
-def describe(base_url: str, api_key_env: str = "") -> Description:
+def describe(base_url: str, api_key_env: str = "", ca_file: str = "") -> Description:
     """Ask a server what it is.
 
     Raises:
@@ -70,7 +71,7 @@ def describe(base_url: str, api_key_env: str = "") -> Description:
     """
 
     async def ask() -> Description:
-        async with SglangClient(base_url, api_key_env=api_key_env) as client:
+        async with SglangClient(base_url, api_key_env=api_key_env, ca_file=ca_file or None) as client:
             return Description.of(await client.probe())
 
     return in_own_loop(ask())
@@ -106,6 +107,8 @@ def make_plan(
     Raises:
         UsageError: an unknown workload or a size that makes no sense.
     """
+    _at_least(1, prompts=prompts, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens, shrink=shrink)
+    _at_least(0, evict_tokens=evict_tokens)
     if workload == "write_evict_read":
         evict = evict_tokens or int(1.5 * (device_tokens or 0))
         if not evict:
@@ -154,6 +157,12 @@ def make_plan(
     raise UsageError(f"workload: expected one of {', '.join(WORKLOADS)}, got {workload!r}")
 
 
+def _at_least(least: int, **given: float) -> None:
+    for name, value in given.items():
+        if not value >= least:
+            raise UsageError(f"{name}: expected {least} or more, got {value}")
+
+
 def measure(
     base_url: str,
     *,
@@ -172,12 +181,14 @@ def measure(
     max_tokens: int = 20_000_000,
     warmup: int = 2,
     api_key_env: str = "",
+    ca_file: str = "",
+    folder: Path | None = None,
     progress: bool = True,
 ) -> ServerRun:
     """Describe a server and put a load on it.
 
     Args:
-        base_url: the server; an empty text reads the newest recorded run instead.
+        base_url: the server; an empty text reads the newest recorded run instead, after the same checks.
         workload, seed, prompts, prompt_tokens, answer_tokens, evict_tokens, trace, shrink: see ``make_plan``.
         concurrency: sessions at once (a trace comes at its own times).
         rate_per_s: sessions a second (Poisson); 0 keeps ``concurrency`` of them running.
@@ -185,15 +196,21 @@ def measure(
         max_requests, max_tokens: hard caps.
         warmup: prompts before measuring.
         api_key_env: NAME of the environment variable that holds the key.
+        ca_file: certificate authority (PEM) of a server with a private TLS certificate; empty: the system's.
+        folder: write the run there at once, so that an interrupted load is kept although its caller goes down too.
         progress: a bar on stderr.
 
     Raises:
         UsageError: parameters that make no sense.
         ServerError: the server cannot be measured.
+        HostError: the folder cannot be written.
     """
-    if not base_url:
-        return read_run(recorded_runs()[-1])
-    server = describe(base_url, api_key_env)
+    pace = load.Pace(rate_per_s=rate_per_s, seed=seed) if rate_per_s else load.Pace(concurrency=concurrency)
+    if workload == "trace_replay" and not rate_per_s:
+        pace = load.Pace(by_trace=True)
+    limits = load.Limits(duration_s=duration_s or None, max_requests=max_requests, max_tokens=max_tokens)
+    recorded = None if base_url else read_run(recorded_runs()[-1])
+    server = recorded.server if recorded else describe(base_url, api_key_env, ca_file)
     plan = make_plan(
         workload,
         seed=seed,
@@ -206,20 +223,22 @@ def measure(
         shrink=shrink,
         context_tokens=server.context_length,
     )
-    pace = load.Pace(rate_per_s=rate_per_s, seed=seed) if rate_per_s else load.Pace(concurrency=concurrency)
-    if workload == "trace_replay" and not rate_per_s:
-        pace = load.Pace(by_trace=True)
-    result = load.run_load(
-        base_url,
-        plan,
-        pace=pace,
-        limits=load.Limits(duration_s=duration_s or None, max_requests=max_requests, max_tokens=max_tokens),
-        warmup=warmup,
-        watch_period_s=0.5,
-        api_key_env=api_key_env,
-        progress=progress,
-    )
-    return ServerRun(server, result)
+    if recorded is None:
+        result = load.run_load(
+            base_url,
+            plan,
+            pace=pace,
+            limits=limits,
+            warmup=warmup,
+            watch_period_s=0.5,
+            api_key_env=api_key_env,
+            progress=progress,
+            client_options={"ca_file": ca_file or None},
+        )
+    run = recorded or ServerRun(server, result)
+    if folder is not None:
+        run.write(folder)
+    return run
 
 
 def read_run(folder: Path) -> ServerRun:
