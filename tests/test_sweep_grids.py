@@ -205,9 +205,9 @@ def test_a_point_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.Mon
     assert not set(folders("axes: {size_gb: [48, 300]}\nparameters: {seed: 1}")) & set(before)
     trace = tmp_path / "trace.jsonl"
     trace.write_text("one")
-    named = folders(f"parameters: {{base_url: {trace}}}")
+    named = folders(f"parameters: {{trace: {trace}}}")
     trace.write_text("two")
-    assert folders(f"parameters: {{base_url: {trace}}}") != named
+    assert folders(f"parameters: {{trace: {trace}}}") != named
     monkeypatch.setattr("hicache_lab.__version__", "99")
     assert not set(folders("axes: {size_gb: [48, 300]}")) & set(before)
 
