@@ -3,8 +3,9 @@
 usage: bench_load.py [--streams 16 64 256] [--rounds 6]
 
 A local server sends 64 tokens on a fixed schedule (first after 100 ms, then every 20 ms) and logs when it really sent
-each. Both clients run the same closed loop against a fresh server; an error is what the client reported less what the
-server logged. bench_serving comes from an installed CPU server (hicache-lab server install --release 0.5.10).
+each. Both clients warm up with as many requests as streams, then run the same closed loop against a fresh server; an
+error is what the client reported less what the server logged. bench_serving comes from an installed CPU server
+(hicache-lab server install --release 0.5.10).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def ours(streams: int, requests: int, folder: Path) -> Row:
     log = folder / f"ours-{streams}.jsonl"
     with schedule_server(log) as url:
         plan = lab.random_prompts(seed=1, prompts=requests, prompt_tokens=PROMPT_TOKENS, answer_tokens=TOKENS)
-        result = lab.run_load(url, plan, pace=lab.Pace(concurrency=streams), warmup=1, progress=False)
+        result = lab.run_load(url, plan, pace=lab.Pace(concurrency=streams), warmup=streams, progress=False)
     assert len(result.succeeded) == requests, result.ended
     ttft, itl = truth(log, requests)
     assert result.ttft.mean is not None and result.itl.mean is not None
@@ -106,6 +107,7 @@ def rival(streams: int, requests: int, folder: Path, environment: cpuserver.Envi
         command += ["--dataset-name", "random-ids", "--tokenizer", str(model), "--model", str(model)]
         command += ["--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(TOKENS)]
         command += ["--random-range-ratio", "1.0", "--num-prompts", str(requests), "--max-concurrency", str(streams)]
+        command += ["--warmup-requests", str(streams)]
         command += ["--output-file", str(report), "--disable-tqdm"]
         subprocess.run(command, env=environ, check=True, capture_output=True)
     told = json.loads(report.read_text().splitlines()[-1])

@@ -521,6 +521,27 @@ async def test_a_server_killed_in_the_middle_keeps_what_came(then: str) -> None:
     assert len(reply.itl_s) == 2
 
 
+async def test_a_prompt_is_sent_when_its_body_goes_out() -> None:
+    """Not when this process began to prepare it: many prompts at once wait here for each other."""
+    events = recorded("0.5.23-llama-tp1", "generate_stream.txt").split(b"\n\n")
+    begun: list[float] = []
+
+    def clock() -> float:
+        begun.append(time.perf_counter())
+        time.sleep(0.02)  # stands for the work that all prompts but the last wait for
+        return begun[-1]
+
+    routes = {"/generate": Answer(body=[event + b"\n\n" for event in events])}
+    async with fake_sglang(routes) as fake, SglangClient(fake.url) as client:
+        raw = await client.collect(GenerateRequest("a", 6), clock=clock)
+        nowhere = SglangClient("http://127.0.0.1:9")
+        async with nowhere:
+            refused = await nowhere.collect(GenerateRequest("a", 6), clock=lambda: 7.0)
+    assert raw.sent_s == begun[1] >= begun[0] + 0.02
+    assert raw.chunks[0][0] == begun[2]
+    assert refused.error and refused.sent_s == 7.0 and not refused.chunks
+
+
 async def test_cancelling_a_stream_leaves_nothing_behind() -> None:
     async with fake_sglang({"/generate": Answer(then="hang")}) as fake, SglangClient(fake.url) as client:
         task = asyncio.create_task(client.collect(GenerateRequest("a", 6)))

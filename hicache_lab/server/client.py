@@ -8,6 +8,7 @@ that holds it.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import ssl
 import time
@@ -71,6 +72,22 @@ class Probe:
         return self.metrics.host_total_tokens if self.metrics else None
 
 
+def _note_the_sending() -> aiohttp.TraceConfig:
+    """Calls back when a body goes out: with many prompts at once each waits in this process until its turn comes."""
+    import aiohttp
+
+    async def body_goes_out(_session: object, context: Any, _chunk: object) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx["sending"]()
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_chunk_sent.append(body_goes_out)
+    return tracing
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
 class SglangClient:
     """One server; use it as ``async with SglangClient(url) as client``.
 
@@ -121,6 +138,7 @@ class SglangClient:
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             auto_decompress=True,
+            trace_configs=[_note_the_sending()],
         )
         return self
 
@@ -277,15 +295,21 @@ class SglangClient:
         """
         import aiohttp
 
-        body = request.body(stream=True)
+        # what the client does before it sends is no time of the server's
+        body = json.dumps(request.body(stream=True)).encode()
         chunks: list[tuple[float, bytes]] = []
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self._stall_seconds)
         session = self._open()
         error: str | None = None
-        sent = clock()
+        sending = [clock()]
         try:
             async with session.post(
-                self.base_url + request.path, json=body, timeout=timeout, allow_redirects=False
+                self.base_url + request.path,
+                data=body,
+                headers=_JSON,
+                timeout=timeout,
+                allow_redirects=False,
+                trace_request_ctx={"sending": lambda: sending.append(clock())},
             ) as response:
                 if response.status == HTTPStatus.OK:
                     async for chunk in response.content.iter_any():
@@ -295,7 +319,7 @@ class SglangClient:
                     error = self._refused(Response(response.status, self._redacted(await response.read()), server))
         except (aiohttp.ClientError, TimeoutError, OSError) as failure:
             error = self._failure(failure, self._stall_seconds).text
-        return RawStream(sent, self._without_key(chunks), error)
+        return RawStream(sending[-1], self._without_key(chunks), error)
 
     # ---- transport
 
