@@ -255,6 +255,13 @@ def _why_it_ended(server: Server, lines: Sequence[str], what: str) -> str:
 
 
 def _end(server: Server, term_seconds: float = TERM_SECONDS) -> str:
+    how = _ended(server, term_seconds)
+    if (child := _children.pop(server.pid, None)) is not None:
+        child.poll()
+    return how
+
+
+def _ended(server: Server, term_seconds: float) -> str:
     members = _members(server)
     if not members:
         return "gone"
@@ -275,12 +282,17 @@ def _members(server: Server) -> list[psutil.Process]:
         return []
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            if os.getpgid(process.pid) == server.pid and process.status() != psutil.STATUS_ZOMBIE:
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getpgid(process.pid) == server.pid and not _is_over(process):
                 found.append(process)
     leader = _start_ticks(server.pid)
     # a leader with another start time means that the number went to somebody else's group
     return found if leader in {None, server.start_ticks} else []
+
+
+def _is_over(process: psutil.Process) -> bool:
+    """A zombie whose threads are gone too: until then its memory, here gigabytes of host pool, is not free."""
+    return process.status() == psutil.STATUS_ZOMBIE and len([*Path(f"/proc/{process.pid}/task").iterdir()]) <= 1
 
 
 def _signal_group(server: Server, members: Sequence[psutil.Process], number: signal.Signals) -> None:
@@ -296,8 +308,8 @@ def _signal_group(server: Server, members: Sequence[psutil.Process], number: sig
 def _all_gone(server: Server, members: Sequence[psutil.Process], seconds: float) -> bool:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        if (child := _children.get(server.pid)) is not None and child.poll() is not None:
-            del _children[server.pid]
+        if (child := _children.get(server.pid)) is not None:
+            child.poll()  # a launcher that nobody waits for stays a zombie
         if not _members(server):
             return True
         psutil.wait_procs(members, timeout=0.2)
