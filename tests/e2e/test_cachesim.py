@@ -117,24 +117,21 @@ def target(release: str, request: pytest.FixtureRequest) -> Iterator[Pools]:
         yield pools(server, page)
 
 
-@pytest.fixture(scope="module")
-def spoken(target: Pools) -> list[Answered]:
-    """The workload, one request at a time."""
+def test_one_request_at_a_time_is_equal_by_tier(target: Pools) -> None:
     target.flush()
-    return sessions(target, 11, REQUESTS)
-
-
-def test_one_request_at_a_time_is_equal_by_tier(target: Pools, spoken: list[Answered]) -> None:
-    found = target.replayed(spoken)
-    wrong = differences(spoken, found)
+    answered = sessions(target, 11, REQUESTS)
+    found = target.replayed(answered)
+    wrong = differences(answered, found)
     assert found.traffic.host_evicted > 0 and found.traffic.loaded_back > 0, "the workload must overflow both tiers"
     assert len(wrong) <= REQUESTS // 100, "\n".join(wrong)
 
 
-def test_concurrency_stays_within_two_points(target: Pools, spoken: list[Answered]) -> None:
+def test_concurrency_stays_within_two_points(target: Pools) -> None:
+    target.flush()
+    planned = sessions(target, 12, REQUESTS)
     target.flush()
     with ThreadPoolExecutor(CLIENTS) as clients:
-        answered = list(clients.map(lambda one: target.generate(one.prompt, len(one.output)), spoken))
+        answered = list(clients.map(lambda one: target.generate(one.prompt, len(one.output)), planned))
     found = target.replayed(answered, concurrency=CLIENTS)
     asked = sum(len(one.prompt) for one in answered)
     assert found.total_rate == pytest.approx(sum(one.cached for one in answered) / asked, abs=0.02)
