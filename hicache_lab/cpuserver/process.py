@@ -257,7 +257,7 @@ def _why_it_ended(server: Server, lines: Sequence[str], what: str) -> str:
 def _end(server: Server, term_seconds: float = TERM_SECONDS) -> str:
     how = _ended(server, term_seconds)
     if (child := _children.pop(server.pid, None)) is not None:
-        child.poll()
+        child.poll()  # a launcher that nobody waits for stays a zombie
     return how
 
 
@@ -308,8 +308,6 @@ def _signal_group(server: Server, members: Sequence[psutil.Process], number: sig
 def _all_gone(server: Server, members: Sequence[psutil.Process], seconds: float) -> bool:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        if (child := _children.get(server.pid)) is not None:
-            child.poll()  # a launcher that nobody waits for stays a zombie
         if not _members(server):
             return True
         psutil.wait_procs(members, timeout=0.2)

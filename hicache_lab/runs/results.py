@@ -108,15 +108,14 @@ def load_result(folder: Path) -> RunResult:
             missing.
     """
     path = folder / RESULT_FILE
-    raw = read_record(path, SCHEMA, SCHEMA_VERSION, what="run")
+    fields = read_record(path, SCHEMA, SCHEMA_VERSION, what="run")
     try:
-        return _from_json(raw)
+        return _from_json(fields)
     except (KeyError, TypeError) as error:
         raise InputError(f"{path}: a field is missing or of another form ({error})") from error
 
 
-def _from_json(raw: dict[str, Any]) -> RunResult:
-    fields = dict(raw)
+def _from_json(fields: dict[str, Any]) -> RunResult:
     fields["given"] = tuple(fields["given"])
     fields["files"] = tuple(fields["files"])
     fields["figures"] = {name: Figure(**figure) for name, figure in fields["figures"].items()}

@@ -16,13 +16,12 @@ import numpy.typing as npt
 
 from hicache_lab.errors import InputError
 from hicache_lab.traces.files import chunks
-from hicache_lab.traces.trace import Floats, Ints, Trace
+from hicache_lab.traces.trace import MOST_EXACT, Floats, Ints, Trace
 
 KEYS = ("timestamp", "input_length", "output_length", "hash_ids", "block_size")
 _POSSIBLE_BLOCKS = tuple(2**power for power in range(13))
 _MOONCAKE_BLOCK = 512
 _NOTED = 3
-_MOST = 2**53  # what a float holds exactly; no length or time is larger
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def _slow_line(raw: bytes) -> tuple[Ints, Floats]:
             continue
         if value is None and key != "input_length":
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_EXACT:
             raise ValueError(f"expected {key}, a number of at least 0, got {value!r}")
         if key != "timestamp" and value != int(value):
             raise ValueError(f"expected {key}, a whole number, got {value!r}")

@@ -13,7 +13,7 @@ from hicache_lab.errors import InputError
 from hicache_lab.traces import files
 from hicache_lab.traces.hashed import Skips
 from hicache_lab.traces.times import arrivals, seconds
-from hicache_lab.traces.trace import Trace
+from hicache_lab.traces.trace import MOST_EXACT, Trace
 
 _NAMES = {
     # column → the names that published traces give it (lower case)
@@ -21,7 +21,6 @@ _NAMES = {
     "input": ("contexttokens", "request tokens", "input_tokens", "input_length", "prompt_tokens"),
     "output": ("generatedtokens", "response tokens", "output_tokens", "output_length", "completion_tokens"),
 }
-_MOST = 2**53
 LENGTHS_NOTE = "lengths only: no prefix information in this format"
 
 
@@ -82,7 +81,7 @@ def _length(value: object) -> int:
         number = float(str(value))
     except ValueError:
         number = -1.0
-    if isinstance(value, bool) or not 0 <= number < _MOST or number != int(number):
+    if isinstance(value, bool) or not 0 <= number < MOST_EXACT or number != int(number):
         raise ValueError(f"got {value!r}")
     return int(number)
 

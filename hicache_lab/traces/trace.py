@@ -19,6 +19,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.uint32]
 
+MOST_EXACT = 2**53  # what a float holds exactly; no length or time is larger
+
 
 @dataclass(frozen=True)
 class Trace:
