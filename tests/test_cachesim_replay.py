@@ -78,13 +78,13 @@ def test_a_page_is_the_same_as_blocks_of_one_token_cut_into_pages(release: str) 
 def test_no_slot_is_lost_or_used_twice(
     seed: int, release: str, write: WritePolicy, clients: int, chunk: int, page: int
 ) -> None:
-    from hicache_lab.cachesim.replay import _Run
+    from hicache_lab.cachesim.scheduler import Scheduler
 
     trace = Trace.from_tokens(random_requests(seed, 50), block_tokens=page)
     setting = ReplaySettings(
         400, 700, page_size=page, write_policy=write, release=release, concurrency=clients, chunked_prefill_tokens=chunk
     )
-    run = _Run(trace, setting, rules_for(release)[0])
+    run = Scheduler(trace, setting, rules_for(release)[0])
     run.all()
     tree = run.tree
     nodes, todo = [], [tree.root]

@@ -3,9 +3,10 @@
 from hicache_lab.cachesim.curve import HitCurve, hit_curve, hits_by_request
 from hicache_lab.cachesim.many import curves, replays
 from hicache_lab.cachesim.nodes import EvictionPolicy
-from hicache_lab.cachesim.replay import ReplayResult, ReplaySettings, replay
+from hicache_lab.cachesim.replay import ReplayResult, replay
 from hicache_lab.cachesim.rules import ReplayRules, rules_for
 from hicache_lab.cachesim.sampled import SampledCurve, sampled_curve
+from hicache_lab.cachesim.settings import ReplaySettings
 from hicache_lab.cachesim.tiers import Surface, TierHits, WritePolicy, replay_blocks, surface
 from hicache_lab.cachesim.worth import (
     Growth,

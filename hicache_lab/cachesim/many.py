@@ -7,7 +7,8 @@ from concurrent.futures import Executor, Future, as_completed
 from typing import TypeVar
 
 from hicache_lab.cachesim.curve import Count, HitCurve, hit_curve
-from hicache_lab.cachesim.replay import ReplayResult, ReplaySettings, replay
+from hicache_lab.cachesim.replay import ReplayResult, replay
+from hicache_lab.cachesim.settings import ReplaySettings
 from hicache_lab.traces import Trace
 from hicache_lab.traces.workload import Workload
 
