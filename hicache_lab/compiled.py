@@ -7,7 +7,7 @@ Import this module only from modules that hold loops, and import those inside th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import numba
@@ -46,3 +46,26 @@ event.register("numba:compile", _FirstCompilation())  # type: ignore[no-untyped-
 def njit(function: F) -> F:
     """Compile ``function`` without the interpreter, without the GIL, cached beside its source (or NUMBA_CACHE_DIR)."""
     return cast(F, numba.njit(cache=True, nogil=True)(function))
+
+
+def bare(loop_function: Any, arguments: Sequence[tuple[str, int]]) -> tuple[str, str, bytes]:
+    """Compile a loop so that its object file runs without numba.
+
+    Args:
+        loop_function: made by ``loop``.
+        arguments: numpy's name of each argument's type, and its dimensions (0: a number).
+
+    Returns:
+        The function's symbol, the LLVM text and the object file.
+    """
+    types = tuple(
+        numba.types.Array(getattr(numba.types, name), dimensions, "C") if dimensions else getattr(numba.types, name)
+        for name, dimensions in arguments
+    )
+    options: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
+    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    made = numba.njit(nogil=True, **options)(loop_function.py_func)
+    made.compile(types)
+    result = made.overloads[types]
+    _, _, (code, _) = result.library.serialize_using_object_code()
+    return result.fndesc.llvm_func_name, result.library.get_llvm_str(), code

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hicache_lab"
 LAYERS = [
-    {"units", "errors", "resources", "compiled"},
+    {"units", "errors", "resources", "compiled", "machine_code"},
     {"geometry", "models", "releases", "host", "launch", "traces"},
     {"sizing", "resolution", "logs", "cachesim", "server"},
     {"preflight", "incident", "replay", "load", "source", "vectors"},

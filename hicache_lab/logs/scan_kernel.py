@@ -6,22 +6,30 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_lab.compiled import loop
+from hicache_lab.logs.scan_layout import (
+    ACCESSES,
+    BASIS,
+    COLUMNS_USED,
+    DECODE,
+    KEY_LENGTH,
+    KEYS,
+    MAX_COLUMNS,
+    MAX_KEYS,
+    MAX_TAGS,
+    NEW_KEYS,
+    NEW_TAGS,
+    OTHERS,
+    PREFILL,
+    PRIME,
+    ROWS,
+    TABLE,
+    TAGS,
+)
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Shorts = npt.NDArray[np.int16]
 Words = npt.NDArray[np.uint64]
-
-MAX_KEYS = 192
-MAX_COLUMNS = 64
-MAX_TAGS = 1024
-TABLE = 2048
-KEY_LENGTH = 48
-BASIS = 1469598103934665603
-PRIME = 1099511628211
-DECODE, PREFILL = 0, 1
-# places in ``counts``
-KEYS, COLUMNS_USED, TAGS, ROWS, OTHERS, NEW_KEYS, NEW_TAGS, ACCESSES = 0, 1, 2, 3, 5, 6, 7, 8
 
 _NEWLINE, _RETURN, _SPACE, _COMMA, _DASH, _DOT, _COLON, _OPEN, _CLOSE = 10, 13, 32, 44, 45, 46, 58, 91, 93
 _DECODE = np.frombuffer(b"Decode batch", np.uint8)
@@ -34,14 +42,6 @@ _POWERS = 10.0 ** np.arange(16)
 # a record stands at the line's start or behind what a container or a progress bar puts before it
 _PREFIX_LIMIT = 200
 _TAGS_LIMIT = 100
-
-
-def key_hash(text: bytes) -> int:
-    """FNV-1a of a key, as the compiled part computes it."""
-    value = BASIS
-    for byte in text:
-        value = ((value ^ byte) * PRIME) & 0xFFFFFFFFFFFFFFFF
-    return value
 
 
 @loop(forceinline=True)

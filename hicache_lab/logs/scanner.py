@@ -14,16 +14,17 @@ import numpy.typing as npt
 
 from hicache_lab.logs.batch import COLUMNS, column_of
 from hicache_lab.logs.prefix import rank_of
-from hicache_lab.logs.scan_kernel import (
+from hicache_lab.logs.scan_layout import (
     DECODE,
     MAX_COLUMNS,
     MAX_KEYS,
     MAX_TAGS,
     PREFILL,
+    SCAN,
     TABLE,
     key_hash,
-    scan_bytes,
 )
+from hicache_lab.machine_code import loop_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Scanner:
     names: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._scan_bytes = loop_of("hicache_lab.logs.scan_kernel", "scan_bytes", SCAN)
         self._key_table = np.zeros(TABLE, np.uint64)
         self._key_of = np.zeros(TABLE, np.int16)
         self._column = np.full(MAX_KEYS, -1, np.int16)
@@ -123,7 +125,7 @@ class Scanner:
         begin = position
         self._counts[3:] = 0
         self._present[:] = 0
-        position, self.lines = scan_bytes(
+        position, self.lines = self._scan_bytes(
             chunk,
             len(chunk),
             position,

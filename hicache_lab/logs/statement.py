@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hicache_lab.logs import events as ev
@@ -58,18 +59,22 @@ class Pattern:
     words: tuple[str, ...] = ()
     lines: int = 0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "head", re.compile(self.begins))
+    # compiled when a message first begins like one: most logs need a handful of the rows
+    @cached_property
+    def head(self) -> re.Pattern[str]:
+        """``begins``, compiled."""
+        return re.compile(self.begins)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[str, re.Pattern[str], Callable[[str], Any]], ...]:
+        """Field, where it is printed, and how it is converted, for each of ``keys``."""
         readers = []
         for key, name in self.keys.items():
             base, _, unit = name.rpartition("__")
             # people who shorten a line leave the colon of a size out: "K 1.37 GB"
             between = r"(?: ?[:=] ?| (?=[\d.-]+ ?GB))" if unit == "gib" else " ?[:=] ?"
             readers.append((base, re.compile(rf"(?:^|[\s,.({{]){key}{between}({_VALUES[unit]})"), UNITS[unit]))
-        object.__setattr__(self, "readers", tuple(readers))
-
-    head: re.Pattern[str] = field(init=False)
-    readers: tuple[tuple[str, re.Pattern[str], Callable[[str], Any]], ...] = field(init=False)
+        return tuple(readers)
 
     def match(self, message: str) -> dict[str, Any] | None:
         """The fields the message carries, or None if it is another statement."""
