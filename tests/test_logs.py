@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
 import json
@@ -10,7 +11,7 @@ import lzma
 import os
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -474,6 +475,41 @@ def test_interrupted_reading_keeps_what_it_has(tmp_path: Path) -> None:
     seen = []
     with pytest.raises(KeyboardInterrupt):
         read_log([first, second], on_read=stop)
+
+
+def test_parse_interrupted_says_so_and_judges_no_log_by_its_first_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def stopping(_paths: object, **_options: object) -> Iterator[Callable[[int], None]]:
+        def stop(_count: int) -> None:
+            seen.append(1)
+            if len(seen) > reads:
+                raise KeyboardInterrupt
+
+        yield stop
+
+    (tmp_path / "a.log").write_text(RECORD + "\n")
+    (tmp_path / "b.log").write_text(RECORD + "\n")
+    words = ["parse", str(tmp_path / "a.log"), str(tmp_path / "b.log"), "--json"]
+    monkeypatch.setattr("hicache_lab.cli.logs.progress", stopping)
+    for reads, kept in ((0, False), (1, True)):
+        seen: list[int] = []
+        assert main(words) == 130
+        out, err = capsys.readouterr()
+        assert "interrupted" in err and "empty" not in err
+        assert bool(out) == kept
+
+
+def test_an_interrupt_while_the_command_is_imported_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hicache_lab.cli.import_module", stop)
+    assert main(["parse", "a.log"]) == 130
+    assert capsys.readouterr().err == "hicache-lab parse: interrupted\n"
 
 
 def test_restart_in_one_stream_starts_a_new_run(tmp_path: Path) -> None:

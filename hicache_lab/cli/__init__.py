@@ -45,13 +45,39 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the process's exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    wanted = next((word for word in words if word in COMMANDS), None)
+    name = f"hicache-lab {wanted}" if wanted else "hicache-lab"
+    try:
+        code = _command(words, wanted)
+        sys.stdout.flush()
+        return code
+    except HicacheLabError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # the reader (head, less) has left: not our error, and nothing more may be written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        # an output that takes nothing more (a full disk behind ">"): files a command reads or writes have their own
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"{name}: the output could not be written: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        # also while the command's modules are still being imported
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _command(words: list[str], wanted: str | None) -> int:
     parser = argparse.ArgumentParser(
         prog="hicache-lab",
         description="Exact HiCache sizing, log forensics, cache simulation and end-to-end runs for SGLang.",
     )
     parser.add_argument("--version", action="version", version=f"hicache-lab {hicache_lab.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    wanted = next((word for word in words if word in COMMANDS), None)
     module = import_module(f"hicache_lab.cli.{COMMANDS[wanted][0]}") if wanted else None
     line: list[str] = []
     if wanted in getattr(module, "TAKES_LINE", ()) and "--" in words:
@@ -69,24 +95,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     args.rest, args.line = rest, line
     assert module is not None
-    try:
-        code = int(module.run(args.command, args))
-        sys.stdout.flush()
-        return code
-    except HicacheLabError as error:
-        print(f"hicache-lab {args.command}: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        # the reader (head, less) has left: not our error, and nothing more may be written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        # an output that takes nothing more (a full disk behind ">"): files a command reads or writes have their own
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"hicache-lab {args.command}: the output could not be written: {error.strerror}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"hicache-lab {args.command}: interrupted", file=sys.stderr)
-        return 130
+    return int(module.run(args.command, args))

@@ -40,6 +40,8 @@ def run(_command: str, args: argparse.Namespace) -> int:
             print(f"{other}: a kernel log or memory series, left out; hicache-lab diagnose reads it", file=sys.stderr)
     with progress(args.logs, quiet=args.no_progress) as on_read:
         log = read_log(args.logs, columns=args.parquet is not None, keep_partial=True, on_read=on_read)
+    if log.interrupted and not log.is_sglang:
+        raise KeyboardInterrupt  # too early to say what the log is
     if log.interrupted:
         print("interrupted: what follows is what was read until then", file=sys.stderr)
     if not log.is_sglang:
