@@ -477,9 +477,12 @@ def test_interrupted_reading_keeps_what_it_has(tmp_path: Path) -> None:
         read_log([first, second], on_read=stop)
 
 
+@pytest.mark.parametrize(("reads", "kept"), [(0, False), (1, True)])
 def test_parse_interrupted_says_so_and_judges_no_log_by_its_first_bytes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    reads: int, kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seen: list[int] = []
+
     @contextlib.contextmanager
     def stopping(_paths: object, **_options: object) -> Iterator[Callable[[int], None]]:
         def stop(_count: int) -> None:
@@ -493,12 +496,10 @@ def test_parse_interrupted_says_so_and_judges_no_log_by_its_first_bytes(
     (tmp_path / "b.log").write_text(RECORD + "\n")
     words = ["parse", str(tmp_path / "a.log"), str(tmp_path / "b.log"), "--json"]
     monkeypatch.setattr("hicache_lab.cli.logs.progress", stopping)
-    for reads, kept in ((0, False), (1, True)):
-        seen: list[int] = []
-        assert main(words) == 130
-        out, err = capsys.readouterr()
-        assert "interrupted" in err and "empty" not in err
-        assert bool(out) == kept
+    assert main(words) == 130
+    out, err = capsys.readouterr()
+    assert "interrupted" in err and "empty" not in err
+    assert bool(out) == kept
 
 
 def test_an_interrupt_while_the_command_is_imported_is_one_line(
