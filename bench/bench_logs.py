@@ -3,9 +3,10 @@
     python bench/bench_logs.py [--lines 1000000] [--repeats 5]
 
 Every method runs in a process of its own, all of them in turn, the least time of each counts (the machine may
-be shared). "with imports" is the first run in a fresh process, numpy, numba and pandas imported within it;
-"warm" the second run of the same process. Goals: at most 15 times ``grep -c``, at least 5 times faster than
-the naive loop, at most 300 MB resident. The exit code is 1 if one is missed.
+be shared). "with imports" is the first run in a fresh process, all libraries imported within it; "warm" the
+second run of the same process. Goals: at most 15 times ``grep -c`` and at least 5 times faster than the naive
+loop, both with imports; as DataFrames at least 5 times faster than the naive loop without pandas' own import; at
+most 300 MB resident. The exit code is 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -158,16 +159,19 @@ def report(path: str, repeats: int) -> int:
             f"{method:10} {m['cold']:11.2f} s {m['cold'] / base:7.1f} {m['warm']:6.2f} s {m['warm'] / base:7.1f} "
             f"{m['cpu']:7.2f} {m['rss_mb']:7.0f}"
         )
-    warm, cold = least["columns"]["warm"] / base, least["columns"]["cold"] / base
+    columns, frames, naive = least["columns"], least["frames"], least["naive"]
+    in_greps, faster = columns["cold"] / base, naive["cold"] / columns["cold"]
+    # a process that makes many frames imports pandas once; the naive loop is no faster when it is warm
+    frames_faster = min(naive["cold"], naive["warm"]) / frames["warm"]
+    with_imports = naive["cold"] / frames["cold"]
     goals = {
-        f"columns ≤ {GOAL_GREP:.0f} × grep, imports excluded ({cold:.1f} × with them)": (warm, warm <= GOAL_GREP),
+        f"columns ≤ {GOAL_GREP:.0f} × grep, with imports": (in_greps, in_greps <= GOAL_GREP),
+        f"columns ≥ {GOAL_NAIVE:.0f} × faster than the naive loop, with imports": (faster, faster >= GOAL_NAIVE),
+        f"frames ≥ {GOAL_NAIVE:.0f} × faster than the naive loop, warm ({with_imports:.1f} × with imports)": (
+            frames_faster,
+            frames_faster >= GOAL_NAIVE,
+        ),
     }
-    faster = least["naive"]["warm"] / least["frames"]["warm"]
-    both = least["naive"]["cold"] / least["frames"]["cold"]
-    goals[f"frames ≥ {GOAL_NAIVE:.0f} × faster than the naive loop, imports excluded ({both:.1f} × with them)"] = (
-        faster,
-        faster >= GOAL_NAIVE,
-    )
     for method in ("columns", "summary"):
         rss = least[method]["rss_mb"]
         goals[f"{method} ≤ {GOAL_RSS_MB:.0f} MB resident"] = (rss, rss <= GOAL_RSS_MB)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Semaphore, Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 # below this the patient parser alone is faster than loading the byte scanner
 _PATIENT_BYTES = 6 << 20
+# parts that may wait to be summed up; each holds some 2 MB
+_AHEAD = 4
+_TURN_S = 0.0005
 _USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage")
 
 
@@ -366,12 +371,40 @@ def _scans(scanner: Scanner, coming: Iterable[npt.NDArray[np.uint8]]) -> Iterato
 
 
 def _ahead(scans: Iterator[Scan]) -> Iterator[Scan]:
-    """Read and scan the next part while the last one is being summed up (the scan does not hold the GIL)."""
-    with ThreadPoolExecutor(1) as worker:
-        coming = worker.submit(next, scans, None)
-        while (scan := coming.result()) is not None:
-            coming = worker.submit(next, scans, None)
-            yield scan
+    """Read and scan the next parts in another thread while the last one is being summed up.
+
+    The scan itself does not hold the GIL, what stands around it does. Summing up one part takes less than the
+    interpreter's usual switch interval (5 ms): left to it, neither thread would run beside the other.
+    """
+    found: SimpleQueue[Scan | BaseException | None] = SimpleQueue()
+    room = Semaphore(_AHEAD)
+    stopped = Event()
+
+    def work() -> None:
+        try:
+            for scan in scans:
+                room.acquire()
+                if stopped.is_set():
+                    return
+                found.put(scan)
+            found.put(None)
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            found.put(error)
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual, _TURN_S))
+    # nobody waits for it after an interrupt: it may be reading a pipe that says nothing
+    Thread(target=work, name="log scanner", daemon=True).start()
+    try:
+        while (one := found.get()) is not None:
+            if isinstance(one, BaseException):
+                raise one
+            room.release()
+            yield one
+    finally:
+        sys.setswitchinterval(usual)
+        stopped.set()
+        room.release()
 
 
 def _time(at_ms: int) -> datetime:
