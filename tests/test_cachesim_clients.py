@@ -22,7 +22,9 @@ def test_every_request_is_sent_once_by_an_idle_client(requests: int, clients: in
     now = 0
     while len(served) < requests:
         assert loop.next_sending == (min(idle) if idle and loop.unsent else None)
-        for index in loop.sent(now):
+        arrived = loop.sent(now, idle=not under_way)
+        assert len(arrived) == sum(at <= now for at in idle[: loop.unsent + len(arrived)]) or not under_way
+        for index in arrived:
             able = min(idle)
             assert able <= now
             idle.remove(able)
@@ -40,11 +42,18 @@ def test_every_request_is_sent_once_by_an_idle_client(requests: int, clients: in
 
 def test_a_client_misses_the_step_that_starts_at_once() -> None:
     loop = Clients(3, 1, 1)
-    assert list(loop.sent(0)) == [0]
+    assert list(loop.sent(0, idle=True)) == [0]
     loop.answered(5)
-    assert list(loop.sent(5)) == []
+    assert list(loop.sent(5, idle=True)) == []
     assert loop.next_sending == 6
-    assert list(loop.sent(6)) == [1]
+    assert list(loop.sent(6, idle=True)) == [1]
+
+
+def test_an_idle_scheduler_starts_with_the_first_of_those_that_come_together() -> None:
+    loop = Clients(5, 4, 1)
+    assert list(loop.sent(0, idle=True)) == [0]
+    assert list(loop.sent(1, idle=False)) == [1, 2, 3]
+    assert list(loop.sent(2, idle=False)) == []
 
 
 def test_one_client_is_alone_however_long_it_takes() -> None:
@@ -56,15 +65,18 @@ def test_one_client_is_alone_however_long_it_takes() -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_clients_that_need_no_time_share_a_batch_and_compute_the_same_prompt_twice() -> None:
-    # two clients, prompts in pairs, one token each: at once, a pair is one batch and neither finds the other's tokens
-    prompts = [list(range(100 * pair, 100 * pair + 50)) for pair in range(4) for _ in range(2)]
-    trace = Trace.from_tokens([(prompt, [1]) for prompt in prompts])
-    at_once = replay(trace, ReplaySettings(10_000, 0, concurrency=2, turnaround_steps=0))
-    assert at_once.device_tokens.sum() == 0
-    assert replay(trace, ReplaySettings(10_000, 0)).device_tokens.tolist() == [0, 49] * 4
+def test_requests_of_one_batch_do_not_find_what_their_neighbours_compute() -> None:
+    # a long answer keeps the scheduler busy; beside it prompts in threes of one token each go by in batches of two
+    prompts = [list(range(100 * three, 100 * three + 50)) for three in range(3) for _ in range(3)]
+    trace = Trace.from_tokens(
+        [(list(range(900, 950)), list(range(1000, 1200))), *((prompt, [1]) for prompt in prompts)]
+    )
+    found = replay(trace, ReplaySettings(10_000, 0, concurrency=3, turnaround_steps=0))
+    assert found.device_tokens.tolist() == [0, 0, 0, 49, 0, 49, 49, 0, 0, 49]
+    alone = replay(trace, ReplaySettings(10_000, 0))
+    assert alone.device_tokens.tolist() == [0, *[0, 49, 49] * 3]
 
 
 def test_a_turnaround_is_not_negative() -> None:
-    with pytest.raises(UsageError, match="turnaround_steps: expected at least 0, got -1"):
+    with pytest.raises(UsageError, match="--turnaround-steps: expected at least 0, got -1"):
         replay(generate("cyclic_scan", items=2, rounds=2), ReplaySettings(1000, 0, turnaround_steps=-1))

@@ -99,7 +99,7 @@ def test_simulate_by_the_rules_of_a_release(capsys: pytest.CaptureFixture[str], 
     words = ["simulate", "--generate", "multi_turn", "--param", "sessions=60", *KIMI, "--hicache-ratio", "2.5"]
     found = answered(capsys, *words, "--page-size", "64", "--by-request", str(rows), "--concurrency", "4")
     assert found["provenance"] == "replayed" and found["rules"] == "nodes, sglang 0.5.8"
-    assert found["host_tokens"] == 290_048
+    assert found["host_tokens"] == 290_048 and (found["concurrency"], found["turnaround_steps"]) == (4, 2)
     lines = rows.read_text().splitlines()
     assert len(lines) == found["trace"]["requests"] + 1  # type: ignore[index]
     cached = sum(int(line.split(",")[2]) + int(line.split(",")[3]) for line in lines[1:])
@@ -158,6 +158,8 @@ def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
         ([*SMALL, "--page-size", "0"], 2, "--page-size"),
         ([*SMALL, "--rules", "blocks", "--radix-eviction-policy", "lfu"], 2, "--rules nodes"),
         ([*SMALL, "--rules", "blocks", "--concurrency", "4"], 2, "--rules nodes"),
+        ([*SMALL, "--turnaround-steps", "1"], 2, "give --concurrency too"),
+        ([*SMALL, "--concurrency", "4", "--turnaround-steps=-1"], 2, "--turnaround-steps: expected at least 0"),
         ([*SMALL, "--host-tokens", "100000", "--hicache-ratio", "3"], 2, "--host-tokens"),
         (["simulate", TRACE, "--device-tokens", "90000", "--by-request", "/nonexistent/rows.csv"], 2, "--by-request"),
     ],

@@ -35,12 +35,20 @@ class Clients:
         """The step before which the next request arrives; None while no client is idle, and after the last request."""
         return self._sending[0] if self._sending and self.unsent else None
 
-    def sent(self, now: int) -> range:
-        """The requests that have arrived before step ``now``, each told once."""
+    def sent(self, now: int, *, idle: bool) -> range:
+        """The requests that have arrived before step ``now``, each told once.
+
+        Args:
+            now: the step that is about to start.
+            idle: the scheduler has nothing to do. It then starts with the first request that arrives: those that are
+                sent at the same time are parsed one after the other and find it busy.
+        """
         first = self._next
         while self._next < self._requests and self._sending and self._sending[0] <= now:
             self._sending.popleft()
             self._next += 1
+            if idle:
+                break
         return range(first, self._next)
 
     def answered(self, now: int) -> None:

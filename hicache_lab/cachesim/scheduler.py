@@ -75,7 +75,8 @@ class Scheduler:
         quiet = total < _LONG_REQUESTS or not sys.stderr.isatty()
         with tqdm(total=total, unit="request", desc="replaying", file=sys.stderr, leave=False, disable=quiet) as bar:
             while True:
-                arrived = self.clients.sent(self.step)
+                idle = not (self.waiting or self.running or self.chunked)
+                arrived = self.clients.sent(self.step, idle=idle)
                 self.waiting.extend(arrived)
                 bar.update(len(arrived))
                 if self._prefill():

@@ -22,8 +22,10 @@ class ReplaySettings:
         eviction: ``--radix-eviction-policy``.
         release: the SGLang release whose rules count.
         concurrency: clients that wait for their answer before they send the next request.
-        turnaround_steps: scheduler steps that begin between an answer and its client's next request. The scheduler
-            starts its next step at once, so a real client misses at least that one; 0 is a client that needs no time.
+        turnaround_steps: scheduler steps that begin between an answer and its client's next request: with the overlap
+            scheduler two, because its next step has been launched when a result is looked at, and one more begins
+            before the request has come (0.5.10 and 0.5.23, managers/scheduler.py, ``event_loop_overlap``); 0 is a
+            client that needs no time. Means nothing to a single client.
         chunked_prefill_tokens: ``--chunked-prefill-size``, shared by a prefill batch.
     """
 
@@ -34,7 +36,7 @@ class ReplaySettings:
     eviction: EvictionPolicy = field(default_factory=EvictionPolicy)
     release: str = "0.5.23"
     concurrency: int = 1
-    turnaround_steps: int = 1
+    turnaround_steps: int = 2
     chunked_prefill_tokens: int = 8192
 
     def check(self) -> tuple[ReplayRules, tuple[str, ...]]:
@@ -49,7 +51,7 @@ class ReplaySettings:
             ("--host-tokens", self.host_tokens, 0),
             ("--page-size", self.page_size, 1),
             ("--concurrency", self.concurrency, 1),
-            ("turnaround_steps", self.turnaround_steps, 0),
+            ("--turnaround-steps", self.turnaround_steps, 0),
             ("--chunked-prefill-size", self.chunked_prefill_tokens, self.page_size),
         ):
             if value < least:

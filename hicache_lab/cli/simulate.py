@@ -26,6 +26,12 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency", type=traffic.positive, default=1, metavar="N", help="clients waiting for answers"
     )
+    parser.add_argument(
+        "--turnaround-steps",
+        type=int,
+        metavar="N",
+        help="scheduler steps between an answer and its client's next request (default: 2)",
+    )
     parser.add_argument("--by-request", type=Path, metavar="FILE.csv", help="write cached tokens of every request")
     traffic.add_server_flags(parser)
 
@@ -41,6 +47,8 @@ def run(_command: str, args: argparse.Namespace) -> int:
         traffic.lru_only(config, "--rules blocks is plain LRU", "take --rules nodes")
         if args.concurrency > 1:
             raise UsageError("--concurrency: --rules blocks takes requests one by one; take --rules nodes")
+    if args.turnaround_steps is not None and args.concurrency == 1:
+        raise UsageError("--turnaround-steps: one client is alone however long it takes; give --concurrency too")
     policy, question = traffic.policy_of(args, config), traffic.question_of(args, config)
     speeds = traffic.rates(args, question)
     tier = _tier(args, config, question)
@@ -58,6 +66,8 @@ def run(_command: str, args: argparse.Namespace) -> int:
         record |= {
             "provenance": "replayed",
             "rules": f"nodes, sglang {args.sglang_version}",
+            "concurrency": result.settings.concurrency,
+            "turnaround_steps": result.settings.turnaround_steps,
             "traffic": asdict(result.traffic),
             "refused": len(result.refused),
             "host_left_tokens": int(result.host_left_tokens.sum()),
@@ -110,6 +120,7 @@ def _replay_settings(
         ),
         release=args.sglang_version,
         concurrency=args.concurrency,
+        turnaround_steps=ReplaySettings.turnaround_steps if args.turnaround_steps is None else args.turnaround_steps,
         chunked_prefill_tokens=chunk if chunk > 0 else 2**40,
     )
 
@@ -132,6 +143,7 @@ def _simulate_words(record: dict[str, Any]) -> str:
     lines.append(
         f"  {record['provenance']} ({record['rules']}): device {record['device_tokens']:,} tokens, host "
         f"{record['host_tokens']:,} tokens, page {record['page_size']}, {record['write_policy']}"
+        + (f", {clients} clients at once" if (clients := record.get("concurrency", 1)) > 1 else "")
     )
     lines.append(
         f"  cached {record['hit_rate']:.2%} of prompt tokens: {record['device_hit_rate']:.2%} on the device, "

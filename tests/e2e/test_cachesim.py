@@ -1,10 +1,11 @@
 """The referee: a real SGLang and the replay, request by request, on the same seeded prompts."""
 
+import functools
 import json
 import random
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from hicache_lab.traces import Trace
 
 REQUESTS = 160
 CLIENTS = 6
+SEEDS = (11, 12, 13)
 
 
 @dataclass(frozen=True)
@@ -117,18 +119,31 @@ def target(release: str, request: pytest.FixtureRequest) -> Iterator[Pools]:
         yield pools(server, page)
 
 
-def test_one_request_at_a_time_is_equal_by_tier(target: Pools) -> None:
-    target.flush()
-    answered = sessions(target, 11, REQUESTS)
+@pytest.fixture(scope="module")
+def one_by_one(target: Pools) -> Callable[[int], list[Answered]]:
+    """The sessions of a seed, sent one request at a time to an empty cache; each seed once for all tests."""
+
+    @functools.cache
+    def sent(seed: int) -> list[Answered]:
+        target.flush()
+        return sessions(target, seed, REQUESTS)
+
+    return sent
+
+
+def test_one_request_at_a_time_is_equal_by_tier(target: Pools, one_by_one: Callable[[int], list[Answered]]) -> None:
+    answered = one_by_one(SEEDS[0])
     found = target.replayed(answered)
     wrong = differences(answered, found)
     assert found.traffic.host_evicted > 0 and found.traffic.loaded_back > 0, "the workload must overflow both tiers"
     assert len(wrong) <= REQUESTS // 100, "\n".join(wrong)
 
 
-def test_concurrency_stays_within_two_points(target: Pools) -> None:
-    target.flush()
-    planned = sessions(target, 12, REQUESTS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_concurrency_stays_within_two_points(
+    target: Pools, one_by_one: Callable[[int], list[Answered]], seed: int
+) -> None:
+    planned = one_by_one(seed)
     target.flush()
     with ThreadPoolExecutor(CLIENTS) as clients:
         answered = list(clients.map(lambda one: target.generate(one.prompt, len(one.output)), planned))
