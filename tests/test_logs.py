@@ -9,6 +9,9 @@ import io
 import json
 import lzma
 import os
+import signal
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -500,6 +503,26 @@ def test_parse_interrupted_says_so_and_judges_no_log_by_its_first_bytes(
     out, err = capsys.readouterr()
     assert "interrupted" in err and "empty" not in err
     assert bool(out) == kept
+
+
+def test_an_interrupt_on_a_pipe_that_says_no_more_keeps_what_came() -> None:
+    lines = (
+        f"[2026-01-15 08:00:00 TP0] Decode batch, #running-req: 1, #token: {n}, token usage: 0.1\n"
+        for n in range(300_000)
+    )
+    text = "".join(lines).encode()
+    command = [sys.executable, "-m", "hicache_lab", "parse", "-", "--json", "--no-progress"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(text)
+        process.stdin.flush()
+        # the pipe holds 64 KiB: what is written has been read, but for that
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert b"interrupted" in process.stderr.read()
+        found = json.loads(process.stdout.read())
+    assert 150_000 < found["lines"] <= 300_000
+    assert found["runs"][0]["batches"]["decode"] <= found["lines"]
 
 
 def test_an_interrupt_while_the_command_is_imported_is_one_line(

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Semaphore, Thread
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 # below this the patient parser alone is faster than loading the byte scanner
 _PATIENT_BYTES = 6 << 20
-# parts that may wait to be summed up; each holds some 2 MB
-_AHEAD = 4
+# chunks given to the scanner before the oldest one's results are waited for
+_AHEAD = 2
 _TURN_S = 0.0005
 _USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage")
 
@@ -189,9 +189,8 @@ class _Stream:
 
                 scanner = Scanner()
             scanner.lines = 0
-            for found in _ahead(_scans(scanner, chain(held, coming))):
+            for found in _scans(scanner, chain(held, coming)):
                 self._found(found, scanner)
-            self.log.lines += scanner.lines
         self._take(self.assembler.close())
 
     def _joined(self, coming: Iterable[npt.NDArray[np.uint8]], continues: bool) -> Iterator[npt.NDArray[np.uint8]]:
@@ -208,14 +207,16 @@ class _Stream:
 
     def _patiently(self, coming: Iterable[npt.NDArray[np.uint8]]) -> None:
         for chunk in coming:
+            begun = self.previous_line
             text = chunk.tobytes()
             lines = text.split(b"\n")
             ended = lines.pop() == b"" if text.endswith(b"\n") else False
             for index, raw in enumerate(lines):
                 self._line(raw, self.previous_line + 1, ended=ended or index < len(lines) - 1)
-        self.log.lines += self.previous_line
+            self.log.lines += self.previous_line - begun
 
     def _found(self, scan: Scan, scanner: Scanner) -> None:
+        begun = self.previous_line
         if scan.accesses:
             self.log.access["2xx"] += scan.accesses
             self.log.recognised_lines += scan.accesses
@@ -229,6 +230,7 @@ class _Stream:
         if scan.last_line > self.previous_line:
             self._take(self.assembler.interrupt())
         self.previous_line = scan.last_line
+        self.log.lines += scan.last_line - begun
 
     def _line(self, raw: bytes, number: int, *, ended: bool) -> None:
         if number != self.previous_line + 1:
@@ -363,48 +365,48 @@ def _beginning(coming: Iterator[npt.NDArray[np.uint8]]) -> tuple[list[npt.NDArra
 
 
 def _scans(scanner: Scanner, coming: Iterable[npt.NDArray[np.uint8]]) -> Iterator[Scan]:
-    for chunk in coming:
-        position = 0
-        while position < len(chunk):
-            position, found = scanner.scan(chunk, position)
-            yield found
+    """What the scanner finds in each chunk; it scans the next ones while the last is being summed up here.
 
-
-def _ahead(scans: Iterator[Scan]) -> Iterator[Scan]:
-    """Read and scan the next parts in another thread while the last one is being summed up.
-
-    The scan itself does not hold the GIL, what stands around it does. Summing up one part takes less than the
-    interpreter's usual switch interval (5 ms): left to it, neither thread would run beside the other.
+    The scan itself does not hold the GIL, what stands around it does. Summing up one chunk takes less than the
+    interpreter's usual switch interval (5 ms): left to it, neither thread would run beside the other. Reading stays in
+    this thread, where it can be interrupted.
     """
-    found: SimpleQueue[Scan | BaseException | None] = SimpleQueue()
-    room = Semaphore(_AHEAD)
-    stopped = Event()
+    chunks: SimpleQueue[npt.NDArray[np.uint8] | None] = SimpleQueue()
+    found: SimpleQueue[Scan | Exception | None] = SimpleQueue()
 
-    def work() -> None:
-        try:
-            for scan in scans:
-                room.acquire()
-                if stopped.is_set():
-                    return
-                found.put(scan)
+    def scan() -> None:
+        while (chunk := chunks.get()) is not None:
+            try:
+                position = 0
+                while position < len(chunk):
+                    position, part = scanner.scan(chunk, position)
+                    found.put(part)
+            except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+                found.put(error)
             found.put(None)
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-            found.put(error)
+
+    def oldest() -> Iterator[Scan]:
+        while (part := found.get()) is not None:
+            if isinstance(part, Exception):
+                raise part
+            yield part
 
     usual = sys.getswitchinterval()
     sys.setswitchinterval(min(usual, _TURN_S))
-    # nobody waits for it after an interrupt: it may be reading a pipe that says nothing
-    Thread(target=work, name="log scanner", daemon=True).start()
+    Thread(target=scan, name="log scanner").start()
     try:
-        while (one := found.get()) is not None:
-            if isinstance(one, BaseException):
-                raise one
-            room.release()
-            yield one
+        ahead = 0
+        for chunk in coming:
+            chunks.put(chunk)
+            ahead += 1
+            if ahead > _AHEAD:
+                yield from oldest()
+                ahead -= 1
+        for _ in range(ahead):
+            yield from oldest()
     finally:
+        chunks.put(None)
         sys.setswitchinterval(usual)
-        stopped.set()
-        room.release()
 
 
 def _time(at_ms: int) -> datetime:
