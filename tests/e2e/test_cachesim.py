@@ -148,8 +148,10 @@ def test_concurrency_stays_within_two_points(
     with ThreadPoolExecutor(CLIENTS) as clients:
         answered = list(clients.map(lambda one: target.generate(one.prompt, len(one.output)), planned))
     found = target.replayed(answered, concurrency=CLIENTS)
-    asked = sum(len(one.prompt) for one in answered)
-    assert found.total_rate == pytest.approx(sum(one.cached for one in answered) / asked, abs=0.02)
+    # when each client's first request arrives is a matter of how fast the test's threads start
+    asked = sum(len(one.prompt) for one in answered[CLIENTS:])
+    measured = sum(one.cached for one in answered[CLIENTS:])
+    assert found.cached_tokens[CLIENTS:].sum() / asked == pytest.approx(measured / asked, abs=0.02)
 
 
 @pytest.mark.parametrize(
