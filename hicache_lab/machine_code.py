@@ -10,6 +10,7 @@ the same.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -96,6 +97,7 @@ class Loaded:
         return tuple(results)
 
 
+@functools.cache
 def loop_of(module: str, function: str, signature: Signature) -> Callable[..., tuple[int, ...]]:
     """The compiled ``function`` of ``module``, from disk if it has been compiled before.
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from hicache_lab import machine_code
-from hicache_lab.machine_code import Loaded, Signature, loop_of
+from hicache_lab.machine_code import Loaded, Signature
+
+loop_of = machine_code.loop_of.__wrapped__  # every call looks at the disk
 
 SOURCE = '''
 from hicache_lab.compiled import loop
@@ -132,6 +134,11 @@ def test_another_calling_convention_is_left_to_numba(
 def test_nothing_of_another_shape_reaches_the_code(module: str, arguments: tuple[object, ...], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         loop_of(module, "fill", FILL)(*arguments)
+
+
+def test_one_process_loads_a_loop_once(module: str) -> None:
+    assert machine_code.loop_of(module, "fill", FILL) is machine_code.loop_of(module, "fill", FILL)
+    machine_code.loop_of.cache_clear()
 
 
 def test_an_unknown_loop_is_named() -> None:
