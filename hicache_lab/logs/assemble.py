@@ -72,6 +72,7 @@ class Assembler:
     _partial: dict[str, str] = field(default_factory=dict)
     _outer: str = ""
     _keys: dict[str, frozenset[str]] = field(default_factory=dict)
+    _silent: set[str] = field(default_factory=set)
 
     def feed(self, line: str, where: ev.Where, *, ended: bool = True) -> Iterator[ev.Event]:
         """One physical line without its newline; ``ended`` is false if the file stopped before a newline."""
@@ -261,7 +262,10 @@ class Assembler:
         return True
 
     def _event(self, head: Head, where: ev.Where, *, cut: bool) -> ev.Event | None:
-        message = head.message.strip()
+        said = message = head.message.strip()
+        # a busy server says the same few things thousands of times
+        if said in self._silent:
+            return None
         common: dict[str, Any] = {
             "where": where,
             "at": head.at,
@@ -289,6 +293,8 @@ class Assembler:
             if inner_match is not None:
                 return _built(inner_match[0].event, inner_match[0].variant, dict(inner_match[1]), common)
             return ev.Failure(**common, variant="exception", exception=found[0], message=found[1])
+        if not cut and len(said) < 200 and len(self._silent) < 4096:
+            self._silent.add(said)
         return None
 
     def _batch(self, message: str, common: Mapping[str, Any], cut: bool) -> ev.Batch | None:

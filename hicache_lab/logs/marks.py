@@ -96,9 +96,9 @@ _MARKS: tuple[tuple[str, str, str, str], ...] = (
     ("decode", r"cpu graph", "0.5.2", _LAST),
     ("decode", r"#gpu token", "0.5.11", _LAST),
 )
-_BY_VARIANT: dict[str, list[tuple[re.Pattern[str], str, str]]] = {}
+_BY_VARIANT: dict[str, list[tuple[str, str, str]]] = {}
 for _variant, _wording, _first, _last in _MARKS:
-    _BY_VARIANT.setdefault(_variant, []).append((re.compile(_wording), _first, _last))
+    _BY_VARIANT.setdefault(_variant, []).append((_wording, _first, _last))
 
 
 def release_range(lines: Iterable[tuple[str, str]]) -> ReleaseRange | None:
@@ -113,7 +113,7 @@ def release_range(lines: Iterable[tuple[str, str]]) -> ReleaseRange | None:
     found = ReleaseRange()
     for variant, text in lines:
         for wording, first, last in _BY_VARIANT.get(variant, ()):
-            if wording.search(text):
+            if re.search(wording, text):
                 found = ReleaseRange(
                     max(found.first, first, key=parse_version), min(found.last, last, key=parse_version)
                 )
