@@ -158,6 +158,12 @@ def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
         ([*SMALL, "--page-size", "0"], 2, "--page-size"),
         ([*SMALL, "--rules", "blocks", "--radix-eviction-policy", "lfu"], 2, "--rules nodes"),
         ([*SMALL, "--rules", "blocks", "--concurrency", "4"], 2, "--rules nodes"),
+        ([*SMALL, "--rules", "blocks", "--turnaround-steps", "1"], 2, "--rules nodes"),
+        ([*SMALL, "--concurrency", "4", "--turnaround-steps", "x"], 2, "expected a whole number, got 'x'"),
+        (["simulate", TRACE, "--device-tokens", "1e5"], 2, "expected a whole number, got '1e5'"),
+        (["curve", TRACE, "--device-tokens", "9", "--host-tokens", ","], 2, "expected a number, or several"),
+        (["curve", TRACE, "--device-tokens", "9", "--ratios", "2,x"], 2, "expected a number above 0, got x"),
+        ([*SMALL, "--page-size", "64", "--chunked-prefill-size", "100"], 2, "multiples of the page of 64 tokens"),
         ([*SMALL, "--turnaround-steps", "1"], 2, "give --concurrency too"),
         ([*SMALL, "--concurrency", "4", "--turnaround-steps=-1"], 2, "--turnaround-steps: expected at least 0"),
         ([*SMALL, "--host-tokens", "100000", "--hicache-ratio", "3"], 2, "--host-tokens"),
@@ -167,6 +173,25 @@ def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_input_is_named(words: list[str], code: int, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == code
     assert complaint in capsys.readouterr().err
+
+
+def test_rows_that_cannot_be_written_are_refused_before_the_replay(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    assert main(["simulate", "absent.jsonl", "--device-tokens", "90000", "--by-request", str(folder)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_chunk_of_nothing_is_a_prefill_without_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "--generate", "agentic", "--param", "sessions=10", "--device-tokens", "400000"]
+    rates = [
+        answered(capsys, *words, "--concurrency", "8", "--chunked-prefill-size", size)["device_hit_rate"]
+        for size in ("0", "-1", "8192")
+    ]
+    assert rates[0] == rates[1] != rates[2]
 
 
 def test_a_trace_of_lengths_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
