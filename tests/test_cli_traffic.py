@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,26 @@ def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_input_is_named(words: list[str], code: int, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == code
     assert complaint in capsys.readouterr().err
+
+
+def keys(value: object) -> set[str]:
+    if isinstance(value, list):
+        return set().union(*map(keys, value))
+    return set(value).union(*map(keys, value.values())) if isinstance(value, dict) else set()
+
+
+def test_every_key_that_is_printed_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "simulate-json.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"`([a-z][a-z0-9_]*)`", page))
+    speeds = ["--prefill-tokens-per-s", "20000", "--load-back-gb-per-s", "20"]
+    small = ["--generate", "multi_turn", "--param", "sessions=9", *KIMI, *speeds]
+    whole = answered(capsys, "curve", *small, "--host-ram", "449GB", "--mean-resident-tokens", "4000")
+    printed = (
+        keys(whole)
+        | keys(answered(capsys, "simulate", *small))
+        | keys(answered(capsys, "curve", TRACE, "--sample", "0.3"))
+    )
+    assert printed - explained == set()
 
 
 def test_rows_that_cannot_be_written_are_refused_before_the_replay(
