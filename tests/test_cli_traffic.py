@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from pathlib import Path
 
@@ -199,11 +200,22 @@ def test_every_key_that_is_printed_is_explained(capsys: pytest.CaptureFixture[st
 def test_rows_that_cannot_be_written_are_refused_before_the_replay(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "rows"
+    folder, pipe, trace = tmp_path / "rows", tmp_path / "pipe", tmp_path / "trace.jsonl"
     folder.mkdir()
-    assert main(["simulate", "absent.jsonl", "--device-tokens", "90000", "--by-request", str(folder)]) == 2
-    assert "is a folder" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [folder]
+    os.mkfifo(pipe)  # as /dev/null: a rename would put a file in its place
+    trace.write_text("no trace, and never read")
+    for path, complaint in ((folder, "is a folder or a device"), (pipe, "or a device"), (trace, "is the trace itself")):
+        assert main(["simulate", str(trace), "--device-tokens", "90000", "--by-request", str(path)]) == 2
+        assert complaint in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == [pipe, folder, trace] and pipe.is_fifo()
+
+
+def test_rows_go_where_a_link_points(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    link, target = tmp_path / "link.csv", tmp_path / "target.csv"
+    link.symlink_to(target)
+    answered(capsys, "simulate", "--generate", "cyclic_scan", "--device-tokens", "9000", "--by-request", str(link))
+    assert link.is_symlink() and target.read_text().startswith("request,input_tokens")
+    assert sorted(tmp_path.iterdir()) == [link, target]
 
 
 def test_a_chunk_of_nothing_is_a_prefill_without_bound(capsys: pytest.CaptureFixture[str]) -> None:

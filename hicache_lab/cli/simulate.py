@@ -59,7 +59,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
     if args.turnaround_steps is not None and args.concurrency == 1:
         raise UsageError("--turnaround-steps: one client is alone however long it takes; give --concurrency too")
     if args.by_request:
-        _check_writable(args.by_request)
+        _check_writable(args.by_request, args.trace)
     policy, question = traffic.policy_of(args, config), traffic.question_of(args, config)
     speeds = traffic.rates(args, question)
     tier = _tier(args, config, question)
@@ -148,22 +148,25 @@ def _chunk(config: LaunchConfig, page: int) -> int:
     return size if size > 0 else 2**40
 
 
-def _check_writable(path: Path) -> None:
-    """Say before a long replay what would stop its rows from being written."""
-    if path.is_dir():
-        raise UsageError(f"--by-request {path}: is a folder; give a file")
+def _check_writable(path: Path, trace: str | None) -> None:
+    """Say before a long replay what would stop its rows from being written, or what they would destroy."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--by-request {path}: is a folder or a device; give a file")
+    if trace and path.exists() and Path(trace).exists() and path.samefile(trace):
+        raise UsageError(f"--by-request {path}: is the trace itself; give another file")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UsageError(f"--by-request {path}: the folder {path.parent} does not exist or cannot be written")
 
 
 def _write_by_request(path: Path, hits: TierHits) -> None:
-    temporary = path.with_name(path.name + ".part")
+    target = path.resolve()  # a link stays one
+    temporary = target.with_name(target.name + ".part")
     try:
         with temporary.open("w", encoding="utf-8") as out:
             out.write("request,input_tokens,device_tokens,host_tokens\n")
             for index, row in enumerate(zip(hits.input_tokens, hits.device_tokens, hits.host_tokens, strict=True)):
                 out.write(f"{index},{row[0]},{row[1]},{row[2]}\n")
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
         raise UsageError(f"--by-request {path}: {error.strerror}") from None
     finally:
