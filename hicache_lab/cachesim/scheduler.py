@@ -94,7 +94,7 @@ class Scheduler:
     # ---- prefill ----
 
     def _prefill(self) -> bool:
-        if self.full and self.chunked is None:
+        if self.full:  # then no prefill is under way either: beside a chunk nobody is looked at before its last one
             return False
         budget = self.settings.chunked_prefill_tokens
         batch: list[tuple[_Request, int]] = []
