@@ -1,4 +1,6 @@
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,12 @@ def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
         ([*SMALL, "--page-size", "0"], 2, "--page-size"),
         ([*SMALL, "--rules", "blocks", "--radix-eviction-policy", "lfu"], 2, "--rules nodes"),
         ([*SMALL, "--rules", "blocks", "--concurrency", "4"], 2, "--rules nodes"),
+        ([*SMALL, "--rules", "blocks", "--turnaround-steps", "1"], 2, "--rules nodes"),
+        ([*SMALL, "--concurrency", "4", "--turnaround-steps", "x"], 2, "expected a whole number, got 'x'"),
+        (["simulate", TRACE, "--device-tokens", "1e5"], 2, "expected a whole number, got '1e5'"),
+        (["curve", TRACE, "--device-tokens", "9", "--host-tokens", ","], 2, "expected a number, or several"),
+        (["curve", TRACE, "--device-tokens", "9", "--ratios", "2,x"], 2, "expected a number above 0, got x"),
+        ([*SMALL, "--page-size", "64", "--chunked-prefill-size", "100"], 2, "multiples of the page of 64 tokens"),
         ([*SMALL, "--turnaround-steps", "1"], 2, "give --concurrency too"),
         ([*SMALL, "--concurrency", "4", "--turnaround-steps=-1"], 2, "--turnaround-steps: expected at least 0"),
         ([*SMALL, "--host-tokens", "100000", "--hicache-ratio", "3"], 2, "--host-tokens"),
@@ -167,6 +175,56 @@ def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_input_is_named(words: list[str], code: int, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == code
     assert complaint in capsys.readouterr().err
+
+
+def keys(value: object) -> set[str]:
+    if isinstance(value, list):
+        return set().union(*map(keys, value))
+    return set(value).union(*map(keys, value.values())) if isinstance(value, dict) else set()
+
+
+def test_every_key_that_is_printed_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "simulate-json.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"`([a-z][a-z0-9_]*)`", page))
+    speeds = ["--prefill-tokens-per-s", "20000", "--load-back-gb-per-s", "20"]
+    small = ["--generate", "multi_turn", "--param", "sessions=9", *KIMI, *speeds]
+    whole = answered(capsys, "curve", *small, "--host-ram", "449GB", "--mean-resident-tokens", "4000")
+    printed = (
+        keys(whole)
+        | keys(answered(capsys, "simulate", *small))
+        | keys(answered(capsys, "curve", TRACE, "--sample", "0.3"))
+    )
+    assert printed - explained == set()
+
+
+def test_rows_that_cannot_be_written_are_refused_before_the_replay(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder, pipe, trace = tmp_path / "rows", tmp_path / "pipe", tmp_path / "trace.jsonl"
+    folder.mkdir()
+    os.mkfifo(pipe)  # as /dev/null: a rename would put a file in its place
+    trace.write_text("no trace, and never read")
+    for path, complaint in ((folder, "is a folder or a device"), (pipe, "or a device"), (trace, "is the trace itself")):
+        assert main(["simulate", str(trace), "--device-tokens", "90000", "--by-request", str(path)]) == 2
+        assert complaint in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == [pipe, folder, trace] and pipe.is_fifo()
+
+
+def test_rows_go_where_a_link_points(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    link, target = tmp_path / "link.csv", tmp_path / "target.csv"
+    link.symlink_to(target)
+    answered(capsys, "simulate", "--generate", "cyclic_scan", "--device-tokens", "9000", "--by-request", str(link))
+    assert link.is_symlink() and target.read_text().startswith("request,input_tokens")
+    assert sorted(tmp_path.iterdir()) == [link, target]
+
+
+def test_a_chunk_of_nothing_is_a_prefill_without_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "--generate", "agentic", "--param", "sessions=10", "--device-tokens", "400000"]
+    rates = [
+        answered(capsys, *words, "--concurrency", "8", "--chunked-prefill-size", size)["device_hit_rate"]
+        for size in ("0", "-1", "8192")
+    ]
+    assert rates[0] == rates[1] != rates[2]
 
 
 def test_a_trace_of_lengths_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,8 @@ class Scheduler:
         device, host, host_left: the columns of ``ReplayResult``, shape (requests,).
         refused: requests that can never fit.
         tree: the prefix tree.
+        full: the first waiting request did not fit beside the running ones. Nobody looks again before one of them ends,
+            whoever arrives (0.5.10 and 0.5.23, managers/scheduler.py, ``batch_is_full``).
         step: steps (one prefill batch or one token of every running request) that have ended.
     """
 
@@ -63,6 +65,7 @@ class Scheduler:
         self.refused: list[int] = []
         self.clients = Clients(trace.requests, settings.concurrency, settings.turnaround_steps)
         self.step = 0
+        self.full = False
         self.waiting: deque[int] = deque()
         self.running: list[_Request] = []
         self.chunked: _Request | None = None
@@ -91,6 +94,8 @@ class Scheduler:
     # ---- prefill ----
 
     def _prefill(self) -> bool:
+        if self.full:  # then no prefill is under way either: beside a chunk nobody is looked at before its last one
+            return False
         budget = self.settings.chunked_prefill_tokens
         batch: list[tuple[_Request, int]] = []
         promised = 0
@@ -102,6 +107,7 @@ class Scheduler:
         while self.waiting and budget >= self.page:
             request = self._admit(self.waiting[0], promised, alone=not batch and not self.running)
             if request is None:
+                self.full = bool(self.running)  # a batch that starts on an idle server forgets it
                 break
             self.waiting.popleft()
             if request is _REFUSED:
@@ -172,9 +178,9 @@ class Scheduler:
     # ---- decode ----
 
     def _decode(self) -> None:
-        """Generate until the first running request ends or the next request arrives."""
+        """Generate until the first running request ends or, unless the server is full, the next request arrives."""
         steps = min(request.outputs - request.produced for request in self.running)
-        if (sending := self.clients.next_sending) is not None:
+        if not self.full and (sending := self.clients.next_sending) is not None:
             steps = min(steps, sending - self.step)
         self.step += steps
         if self.page == 1:
@@ -202,7 +208,7 @@ class Scheduler:
             request.private += steps
 
     def _new_pages(self, steps: int) -> None:
-        """A page whenever a request fills its last one; each step first makes room for a page a request."""
+        """A page whenever a request fills its last one; each step first makes room for a page a request, once."""
         count = len(self.running)
         done = 0
         while done < steps:
@@ -213,8 +219,6 @@ class Scheduler:
                 return
             for request, distance in zip(self.running, crossing, strict=True):
                 if distance == jump:
-                    if jump:
-                        self.tree.make_room(count * self.page)
                     self.tree.device_free -= self.page
                     request.private += self.page
             done += jump + 1
@@ -258,6 +262,7 @@ class Scheduler:
         self.tree.device_free += request.private
         request.private = 0
         self.tree.unlock(request.end)
+        self.full = False
         self.clients.answered(self.step)
 
     def _pages(self, tokens: int) -> int:

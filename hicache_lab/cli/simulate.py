@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -24,13 +25,17 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     traffic.add_inputs(parser)
     parser.add_argument("--rules", choices=("nodes", "blocks"), default="nodes", help="HiCache's rules, or plain LRU")
     parser.add_argument(
-        "--concurrency", type=traffic.positive, default=1, metavar="N", help="clients waiting for answers"
+        "--concurrency",
+        type=traffic.positive,
+        default=1,
+        metavar="N",
+        help="clients that wait for an answer before they send the trace's next request (default: 1)",
     )
     parser.add_argument(
         "--turnaround-steps",
-        type=int,
+        type=traffic.whole,
         metavar="N",
-        help="scheduler steps between an answer and its client's next request (default: 2)",
+        help="with --concurrency: scheduler steps between an answer and its client's next request (default: 2)",
     )
     parser.add_argument("--by-request", type=Path, metavar="FILE.csv", help="write cached tokens of every request")
     traffic.add_server_flags(parser)
@@ -45,10 +50,16 @@ def run(_command: str, args: argparse.Namespace) -> int:
         raise UsageError("--host-tokens: simulate takes one size; curve compares many")
     if args.rules == "blocks":
         traffic.lru_only(config, "--rules blocks is plain LRU", "take --rules nodes")
-        if args.concurrency > 1:
-            raise UsageError("--concurrency: --rules blocks takes requests one by one; take --rules nodes")
+        for flag, given in (
+            ("--concurrency", args.concurrency > 1),
+            ("--turnaround-steps", args.turnaround_steps is not None),
+        ):
+            if given:
+                raise UsageError(f"{flag}: --rules blocks takes requests one by one; take --rules nodes")
     if args.turnaround_steps is not None and args.concurrency == 1:
         raise UsageError("--turnaround-steps: one client is alone however long it takes; give --concurrency too")
+    if args.by_request:
+        _check_writable(args.by_request, args.trace)
     policy, question = traffic.policy_of(args, config), traffic.question_of(args, config)
     speeds = traffic.rates(args, question)
     tier = _tier(args, config, question)
@@ -109,7 +120,6 @@ def _replay_settings(
     args: argparse.Namespace, config: LaunchConfig, policy: WritePolicy, host: int, page: int
 ) -> ReplaySettings:
     other = dict(config.other)
-    chunk = config.chunked_prefill_size or 8192
     return ReplaySettings(
         device_tokens=args.device_tokens,
         host_tokens=host,
@@ -121,20 +131,46 @@ def _replay_settings(
         release=args.sglang_version,
         concurrency=args.concurrency,
         turnaround_steps=ReplaySettings.turnaround_steps if args.turnaround_steps is None else args.turnaround_steps,
-        chunked_prefill_tokens=chunk if chunk > 0 else 2**40,
+        chunked_prefill_tokens=_chunk(config, page),
     )
 
 
+def _chunk(config: LaunchConfig, page: int) -> int:
+    """Tokens of a prefill batch; 0 and below: no bound.
+
+    Source: managers/scheduler.py and the server arguments' check, the same in 0.5.3 to 0.5.23.
+    """
+    size = config.chunked_prefill_size
+    if size is None:
+        return ReplaySettings.chunked_prefill_tokens
+    if size > 0 and size % page:
+        raise UsageError(f"--chunked-prefill-size {size}: the server takes only multiples of the page of {page} tokens")
+    return size if size > 0 else 2**40
+
+
+def _check_writable(path: Path, trace: str | None) -> None:
+    """Say before a long replay what would stop its rows from being written, or what they would destroy."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--by-request {path}: is a folder or a device; give a file")
+    if trace and path.exists() and Path(trace).exists() and path.samefile(trace):
+        raise UsageError(f"--by-request {path}: is the trace itself; give another file")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"--by-request {path}: the folder {path.parent} does not exist or cannot be written")
+
+
 def _write_by_request(path: Path, hits: TierHits) -> None:
-    temporary = path.with_name(path.name + ".part")
+    target = path.resolve()  # a link stays one
+    temporary = target.with_name(target.name + ".part")
     try:
         with temporary.open("w", encoding="utf-8") as out:
             out.write("request,input_tokens,device_tokens,host_tokens\n")
             for index, row in enumerate(zip(hits.input_tokens, hits.device_tokens, hits.host_tokens, strict=True)):
                 out.write(f"{index},{row[0]},{row[1]},{row[2]}\n")
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
         raise UsageError(f"--by-request {path}: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
     print(f"wrote {path}", file=sys.stderr)
 
 

@@ -73,12 +73,23 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 def whole(text: str) -> int:
     """A whole number, thousands marked or not."""
-    return int(text.replace("_", "").replace(",", ""))
+    try:
+        return int(text.replace("_", "").replace(",", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between the commas; at least one value."""
+    found = [part for part in text.split(",") if part.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected a number, or several with commas between, got {text!r}")
+    return found
 
 
 def sizes(text: str) -> tuple[int, ...]:
     """Whole numbers of at least 0 with commas between."""
-    found = tuple(whole(part) for part in text.split(",") if part)
+    found = tuple(whole(part) for part in _parts(text))
     if any(value < 0 for value in found):
         raise argparse.ArgumentTypeError(f"expected whole numbers of at least 0, got {text}")
     return found
@@ -93,19 +104,23 @@ def positive(text: str) -> int:
 
 def positives(text: str) -> tuple[int, ...]:
     """Whole numbers of at least 1 with commas between."""
-    return tuple(positive(part) for part in text.split(",") if part)
+    return tuple(positive(part) for part in _parts(text))
 
 
 def positive_float(text: str) -> float:
     """A number above 0."""
-    if not 0 < (value := float(text)) < math.inf:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
     return value
 
 
 def positive_floats(text: str) -> tuple[float, ...]:
     """Numbers above 0 with commas between."""
-    return tuple(positive_float(part) for part in text.split(",") if part)
+    return tuple(positive_float(part) for part in _parts(text))
 
 
 def lru_only(config: LaunchConfig, why: str, instead: str) -> None:
