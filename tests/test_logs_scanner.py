@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -58,6 +61,12 @@ def same(path: Path, *, one_release: bool = True) -> None:
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.server.log")), ids=lambda path: path.name)
 def test_real_logs(path: Path) -> None:
     same(path)
+
+
+def written(folder: Path, lines: int) -> Path:
+    path = folder / "a.log"
+    path.write_text("\n".join(generator().lines(lines, seed=3)) + "\n", encoding="utf-8")
+    return path
 
 
 def test_generated_log_and_every_wording(tmp_path: Path) -> None:
@@ -181,3 +190,27 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     assert run.counts["retraction"] == 5000
     assert len(run.events) == 1000
     assert len(run.lines) <= 1000
+
+
+def test_two_logs_read_at_once_leave_the_process_as_it_was(tmp_path: Path) -> None:
+    path = written(tmp_path, 4000)
+    before, threads = sys.getswitchinterval(), threading.active_count()
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: read_log(path, patient=False), range(12)))
+    assert sys.getswitchinterval() == before and threading.active_count() == threads
+    assert len({json.dumps(to_json(log)) for log in found}) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("place", ["hicache_lab.logs.scanner.Scanner.scan", "hicache_lab.logs.collect._Stream._found"])
+def test_what_ends_the_reading_leaves_no_thread_and_no_short_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], place: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    before, threads = sys.getswitchinterval(), threading.active_count()
+    monkeypatch.setattr(place, fail)
+    with pytest.raises(error) as kept:
+        read_log(written(tmp_path, 100), patient=False)
+    assert sys.getswitchinterval() == before and threading.active_count() == threads, kept

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -171,6 +172,13 @@ class _Stream:
         self.cut: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def read(self, on_read: Callable[[int], object] | None, patient: bool | None) -> None:
+        try:
+            self._read(on_read, patient)
+        finally:
+            # the last statement too, where the reading was interrupted
+            self._take(self.assembler.close())
+
+    def _read(self, on_read: Callable[[int], object] | None, patient: bool | None) -> None:
         scanner: Scanner | None = None
         paths = self.source.paths
         for path, following in zip(paths, (*paths[1:], None), strict=True):
@@ -180,18 +188,22 @@ class _Stream:
             coming = self._joined(arrays(path, on_read=on_read), continues)
             # numba's import and first compilation are worth their time only for a large log, and a pipe or a
             # compressed file does not tell its size: look at the beginning first
-            held, small = _beginning(coming) if patient is None and scanner is None else ([], patient is True)
+            if patient is None and scanner is None:
+                coming, small = _beginning(coming)
+            else:
+                small = patient is True
             if small:
-                self._patiently(chain(held, coming))
+                self._patiently(coming)
                 continue
             if scanner is None:
                 from hicache_lab.logs.scanner import Scanner
 
                 scanner = Scanner()
             scanner.lines = 0
-            for found in _scans(scanner, chain(held, coming)):
-                self._found(found, scanner)
-        self._take(self.assembler.close())
+            # closed at once: a kept traceback would keep its thread waiting
+            with closing(_scans(scanner, coming)) as scans:
+                for found in scans:
+                    self._found(found, scanner)
 
     def _joined(self, coming: Iterable[npt.NDArray[np.uint8]], continues: bool) -> Iterator[npt.NDArray[np.uint8]]:
         # a rotation may cut a record: its first part is read as the beginning of the next file's first line
@@ -211,12 +223,14 @@ class _Stream:
             text = chunk.tobytes()
             lines = text.split(b"\n")
             ended = lines.pop() == b"" if text.endswith(b"\n") else False
-            for index, raw in enumerate(lines):
-                self._line(raw, self.previous_line + 1, ended=ended or index < len(lines) - 1)
-            self.log.lines += self.previous_line - begun
+            try:
+                for index, raw in enumerate(lines):
+                    self._line(raw, self.previous_line + 1, ended=ended or index < len(lines) - 1)
+            finally:
+                self.log.lines += self.previous_line - begun
 
     def _found(self, scan: Scan, scanner: Scanner) -> None:
-        begun = self.previous_line
+        self.log.lines += scan.last_line - self.previous_line
         if scan.accesses:
             self.log.access["2xx"] += scan.accesses
             self.log.recognised_lines += scan.accesses
@@ -230,7 +244,6 @@ class _Stream:
         if scan.last_line > self.previous_line:
             self._take(self.assembler.interrupt())
         self.previous_line = scan.last_line
-        self.log.lines += scan.last_line - begun
 
     def _line(self, raw: bytes, number: int, *, ended: bool) -> None:
         if number != self.previous_line + 1:
@@ -352,19 +365,52 @@ class _Stream:
             self.log.columns.add_rows(rows, phase, scanner.tags, self.path, run.index)
 
 
-def _beginning(coming: Iterator[npt.NDArray[np.uint8]]) -> tuple[list[npt.NDArray[np.uint8]], bool]:
-    """The first chunks, and whether that was all."""
+def _beginning(coming: Iterator[npt.NDArray[np.uint8]]) -> tuple[Iterator[npt.NDArray[np.uint8]], bool]:
+    """The same chunks, and whether they are few; an interrupt is raised behind those that had come."""
     held: list[npt.NDArray[np.uint8]] = []
     size = 0
-    for chunk in coming:
-        held.append(chunk)
-        size += len(chunk)
-        if size >= _PATIENT_BYTES:
-            return held, False
-    return held, True
+
+    def interrupted(stop: KeyboardInterrupt) -> Iterator[npt.NDArray[np.uint8]]:
+        yield from held
+        raise stop
+
+    try:
+        for chunk in coming:
+            held.append(chunk)
+            size += len(chunk)
+            if size >= _PATIENT_BYTES:
+                return chain(held, coming), False
+    except KeyboardInterrupt as stop:
+        return interrupted(stop), True
+    return iter(held), True
 
 
-def _scans(scanner: Scanner, coming: Iterable[npt.NDArray[np.uint8]]) -> Iterator[Scan]:
+class _ShortTurns:
+    """Threads take turns more often while any log is being scanned, and as often as before after the last one."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._scanning = 0
+        self._usual_s = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._scanning:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._usual_s, _TURN_S))
+            self._scanning += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._scanning -= 1
+            if not self._scanning:
+                sys.setswitchinterval(self._usual_s)
+
+
+_short_turns = _ShortTurns()
+
+
+def _scans(scanner: Scanner, coming: Iterable[npt.NDArray[np.uint8]]) -> Generator[Scan]:
     """What the scanner finds in each chunk; it scans the next ones while the last is being summed up here.
 
     The scan itself does not hold the GIL, what stands around it does. Summing up one chunk takes less than the
@@ -372,30 +418,37 @@ def _scans(scanner: Scanner, coming: Iterable[npt.NDArray[np.uint8]]) -> Iterato
     this thread, where it can be interrupted.
     """
     chunks: SimpleQueue[npt.NDArray[np.uint8] | None] = SimpleQueue()
-    found: SimpleQueue[Scan | Exception | None] = SimpleQueue()
+    found: SimpleQueue[Scan | BaseException | None] = SimpleQueue()
 
     def scan() -> None:
-        while (chunk := chunks.get()) is not None:
-            try:
-                position = 0
-                while position < len(chunk):
-                    position, part = scanner.scan(chunk, position)
-                    found.put(part)
-            except Exception as error:  # noqa: BLE001 - raised again where it is waited for
-                found.put(error)
-            found.put(None)
+        # here, because only the main thread can be interrupted between the two
+        with _short_turns:
+            while (chunk := chunks.get()) is not None:
+                try:
+                    position = 0
+                    while position < len(chunk):
+                        position, part = scanner.scan(chunk, position)
+                        found.put(part)
+                except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+                    found.put(error)
+                found.put(None)
 
     def oldest() -> Iterator[Scan]:
         while (part := found.get()) is not None:
-            if isinstance(part, Exception):
+            if isinstance(part, BaseException):
                 raise part
             yield part
 
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(min(usual, _TURN_S))
-    Thread(target=scan, name="log scanner").start()
+    def end() -> None:
+        chunks.put(None)
+        if scanning.is_alive():
+            scanning.join()
+
+    # a daemon: an interrupt that comes before it is told to stop must not hold the process's end
+    scanning = Thread(target=scan, name="log scanner", daemon=True)
+    ahead = 0
     try:
-        ahead = 0
+        scanning.start()
         for chunk in coming:
             chunks.put(chunk)
             ahead += 1
@@ -404,9 +457,15 @@ def _scans(scanner: Scanner, coming: Iterable[npt.NDArray[np.uint8]]) -> Iterato
                 ahead -= 1
         for _ in range(ahead):
             yield from oldest()
+    except KeyboardInterrupt:
+        end()
+        # what had been read is told
+        while not found.empty():
+            if (part := found.get()) is not None and not isinstance(part, BaseException):
+                yield part
+        raise
     finally:
-        chunks.put(None)
-        sys.setswitchinterval(usual)
+        end()
 
 
 def _time(at_ms: int) -> datetime:
