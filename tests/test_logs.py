@@ -551,6 +551,15 @@ def test_an_interrupt_on_a_silent_pipe_keeps_every_line(patient: bool | None, mo
     assert len(log.runs[0].events) == len(whole.runs[0].events)
 
 
+@pytest.mark.parametrize("last", ["#queue-req: 3", "#full token: 3", "a new field: 0.5"])
+def test_a_line_below_a_batch_line_takes_nothing_from_it(last: str, tmp_path: Path) -> None:
+    line = f"[2026-01-15 08:00:00 TP0] Decode batch, #running-req: 1, #token: 9, token usage: 0.1, {last}\n"
+    (tmp_path / "a.log").write_text(line)
+    (alone,) = read_events(tmp_path / "a.log")
+    (tmp_path / "a.log").write_text(line + "some library says hello\n")
+    assert list(read_events(tmp_path / "a.log")) == [alone]
+
+
 def test_events_are_sent_copied_and_collected_in_sets() -> None:
     events = list(read_events(FIXTURES / "0.5.23-llama-tp2-hicache.server.log"))
     assert {ev.ServerArgs, ev.Batch} < {type(event) for event in events}

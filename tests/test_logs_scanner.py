@@ -76,6 +76,27 @@ def test_generated_log_and_every_wording(tmp_path: Path) -> None:
     same(path, one_release=False)
 
 
+def test_launches_in_one_chunk_keep_their_own_batches(tmp_path: Path) -> None:
+    serving = list(generator().lines(200, seed=3))
+    cut = serving[60:]  # a rotated file begins in the middle of a launch
+    path = tmp_path / "a.log"
+    path.write_text("\n".join([*cut, *serving, *serving, *serving[:1]]) + "\n", encoding="utf-8")
+    patient, fast = (to_json(read_log(path, patient=patient))["runs"] for patient in (True, False))
+    for name in ("batches", "peaks", "host", "milestones", "first", "last"):
+        assert [run.get(name) for run in patient] == [run.get(name) for run in fast], name
+    runs = read_log(path, patient=False).runs
+    assert [run.start.line for run in runs] == [1, 141, 341, 541]
+    own = [sum(word in line for line in cut) for word in ("Decode batch", "Prefill batch")]
+    assert [runs[0].batches.decode, runs[0].batches.prefill] == own
+    assert runs[1].batches.by_rank == runs[2].batches.by_rank
+    assert [f"{phase}:" in run.lines for run in runs[:2] for phase in ("decode", "prefill")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
 def scan(data: bytes) -> tuple[Scanner, list[tuple[int, str, dict[str, float]]], list[int]]:
     scanner = Scanner(rows_max=64, others_max=64)
     chunk = np.frombuffer(data, np.uint8)

@@ -169,6 +169,8 @@ class _Stream:
         self.idle: dict[str, bool] = {}
         self.path = source.paths[0]
         self.previous_line = 0
+        # lines of the batches of a chunk whose other lines are read before them: decode, prefill
+        self.coming: tuple[npt.NDArray[np.int32], ...] = ()
         self.cut: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def read(self, on_read: Callable[[int], object] | None, patient: bool | None) -> None:
@@ -231,6 +233,7 @@ class _Stream:
 
     def _found(self, scan: Scan, scanner: Scanner) -> None:
         self.log.lines += scan.last_line - self.previous_line
+        self.coming = (scan.decode.line, scan.prefill.line)
         if scan.accesses:
             self.log.access["2xx"] += scan.accesses
             self.log.recognised_lines += scan.accesses
@@ -239,8 +242,9 @@ class _Stream:
         for rows, phase in ((scan.decode, "decode"), (scan.prefill, "prefill")):
             if len(rows):
                 self._rows(rows, phase, scanner)
-                if self.run is not None and phase in scan.samples:
-                    self.run.lines.setdefault(f"{phase}:", scan.samples[phase])
+                if phase in scan.samples:
+                    self._owner(int(rows.line[0])).lines.setdefault(f"{phase}:", scan.samples[phase])
+        self.coming, self.starts = (), self.starts[-1:]
         if scan.last_line > self.previous_line:
             self._take(self.assembler.interrupt())
         self.previous_line = scan.last_line
@@ -270,16 +274,28 @@ class _Stream:
                 run.add(event)
 
     def _run_for(self, event: ev.Event) -> Run:
+        earlier = [int(lines[0]) for lines in self.coming if len(lines) and lines[0] < event.where.line]
+        if self.run is None and earlier:
+            self._begin(min(earlier))
         if self.run is None or self._restarts(event, self.run):
-            self.run = Run(len(self.log.runs) + 1, self.source.name, event.where)
-            self.log.runs.append(self.run)
-            self.starts.append((event.where.line, self.run))
+            self._begin(event.where.line)
+        assert self.run is not None
         return self.run
 
-    @staticmethod
-    def _restarts(event: ev.Event, run: Run) -> bool:
+    def _begin(self, line: int) -> None:
+        self.run = Run(len(self.log.runs) + 1, self.source.name, ev.Where(self.path, line))
+        self.log.runs.append(self.run)
+        self.starts.append((line, self.run))
+
+    def _decoded(self, run: Run, before: int) -> bool:
+        lines = self.coming[0] if self.coming else ()
+        begin, end = np.searchsorted(lines, [self.starts[-1][0], before])
+        return run.batches.decode > 0 or bool(end > begin)
+
+    def _restarts(self, event: ev.Event, run: Run) -> bool:
         if isinstance(event, ev.ServerArgs):
-            return run.counts["server_args"] > 0 or run.counts["milestone"] > 0 or run.batches.decode > 0
+            begun = run.counts["server_args"] > 0 or run.counts["milestone"] > 0
+            return begun or self._decoded(run, event.where.line)
         if not isinstance(event, ev.Milestone) or event.name not in ("dist_begin", "weights_begin"):
             return False
         mine = [m for m in run.of(ev.Milestone) if m.rank == event.rank]
@@ -310,9 +326,7 @@ class _Stream:
         self.log.recognised_lines += len(rows)
         self.log.own_lines += len(rows)
         if self.run is None:
-            self.run = Run(len(self.log.runs) + 1, self.source.name, ev.Where(self.path, int(rows.line[0])))
-            self.log.runs.append(self.run)
-            self.starts.append((0, self.run))
+            self._begin(min(int(lines[0]) for lines in self.coming if len(lines)))
         if len(self.starts) == 1:
             self._sum(rows, phase, self.starts[0][1], scanner)
             return
@@ -322,7 +336,9 @@ class _Stream:
         for (_, run), begin, end in zip(self.starts, cuts, [*cuts[1:], len(rows)], strict=True):
             if end > begin:
                 self._sum(rows.part(begin, end), phase, run, scanner)
-        self.starts = self.starts[-1:]
+
+    def _owner(self, line: int) -> Run:
+        return next((run for start, run in reversed(self.starts) if start <= line), self.starts[0][1])
 
     def _sum(self, rows: Rows, phase: str, run: Run, scanner: Scanner) -> None:
         stats, values = run.batches, rows.values
