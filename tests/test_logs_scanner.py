@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.collect import Log, read_log
 from hicache_lab.logs.frames import allocations, batches, errors, write_parquet
+from hicache_lab.logs.run import BatchStats
 from hicache_lab.logs.scanner import Scanner
 from hicache_lab.logs.summary import to_json
 
@@ -235,3 +238,25 @@ def test_what_ends_the_reading_leaves_no_thread_and_no_short_turns(
     with pytest.raises(error) as kept:
         read_log(written(tmp_path, 100), patient=False)
     assert sys.getswitchinterval() == before and threading.active_count() == threads, kept
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_an_interrupt_waits_for_the_chunk_that_is_summed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patient: bool
+) -> None:
+    path = written(tmp_path, 4000)
+    whole = read_log(path, patient=patient)
+    seen: list[None] = []
+
+    def interrupted(stats: BatchStats, *given: object) -> None:
+        if not seen:
+            seen.append(os.kill(os.getpid(), signal.SIGINT))
+        peak(stats, *given)
+
+    peak = BatchStats.peak
+    monkeypatch.setattr(BatchStats, "peak", interrupted)
+    log = read_log(path, patient=patient, keep_partial=True)
+    assert log.interrupted and seen
+    assert log.runs[0].batches == whole.runs[0].batches
+    assert log.lines == whole.lines == 4000
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

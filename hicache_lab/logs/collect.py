@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -205,7 +206,8 @@ class _Stream:
             # closed at once: a kept traceback would keep its thread waiting
             with closing(_scans(scanner, coming)) as scans:
                 for found in scans:
-                    self._found(found, scanner)
+                    with _whole():
+                        self._found(found, scanner)
 
     def _joined(self, coming: Iterable[npt.NDArray[np.uint8]], continues: bool) -> Iterator[npt.NDArray[np.uint8]]:
         # a rotation may cut a record: its first part is read as the beginning of the next file's first line
@@ -225,10 +227,9 @@ class _Stream:
             text = chunk.tobytes()
             lines = text.split(b"\n")
             ended = lines.pop() == b"" if text.endswith(b"\n") else False
-            try:
+            with _whole():
                 for index, raw in enumerate(lines):
                     self._line(raw, self.previous_line + 1, ended=ended or index < len(lines) - 1)
-            finally:
                 self.log.lines += self.previous_line - begun
 
     def _found(self, scan: Scan, scanner: Scanner) -> None:
@@ -399,6 +400,28 @@ def _beginning(coming: Iterator[npt.NDArray[np.uint8]]) -> tuple[Iterator[npt.ND
     except KeyboardInterrupt as stop:
         return interrupted(stop), True
     return iter(held), True
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """An interrupt (Ctrl-C) is raised at the end: a chunk is summed up whole or not at all. A second one is at once."""
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 class _ShortTurns:
