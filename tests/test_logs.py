@@ -567,6 +567,19 @@ def test_events_are_sent_copied_and_collected_in_sets() -> None:
     assert len(set(events)) == len(events)
 
 
+def test_following_a_pipe_tells_its_last_statement_at_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lines(*_: object, **__: object) -> Iterator[bytes]:
+        yield RECORD.encode() + b"\n"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hicache_lab.logs.collect.follow", lines)
+    assert main(["parse", "-", "--follow"]) == 130
+    out, err = capsys.readouterr()
+    assert "host_pool" in out and err == "hicache-lab parse: interrupted\n"
+
+
 def test_an_interrupt_while_the_command_is_imported_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,14 +136,19 @@ def follow_events(path: str, *, stop: Callable[[], bool] = lambda: False, poll_s
     """
     assembler = Assembler()
     number = quiet = 0
-    for raw in follow(path, stop=stop, poll_s=poll_s):
-        if raw is None:
-            quiet += 1
-            if quiet == 2:
-                yield from assembler.close()
-            continue
-        number, quiet = number + 1, 0
-        yield from assembler.feed(raw.decode("utf-8", "replace").rstrip("\r\n"), ev.Where(path, number))
+    try:
+        for raw in follow(path, stop=stop, poll_s=poll_s):
+            if raw is None:
+                quiet += 1
+                if quiet == 2:
+                    yield from assembler.close()
+                continue
+            number, quiet = number + 1, 0
+            yield from assembler.feed(raw.decode("utf-8", "replace").rstrip("\r\n"), ev.Where(path, number))
+    except KeyboardInterrupt:
+        # a pipe cannot be looked at without waiting: what it said last is still held
+        yield from assembler.close()
+        raise
     yield from assembler.close()
 
 
@@ -275,12 +280,11 @@ class _Stream:
                 run.add(event)
 
     def _run_for(self, event: ev.Event) -> Run:
-        earlier = [int(lines[0]) for lines in self.coming if len(lines) and lines[0] < event.where.line]
-        if self.run is None and earlier:
-            self._begin(min(earlier))
-        if self.run is None or self._restarts(event, self.run):
-            self._begin(event.where.line)
+        if self.run is None:
+            self._begin(min([event.where.line, *(int(lines[0]) for lines in self.coming if len(lines))]))
         assert self.run is not None
+        if self._restarts(event, self.run):
+            self._begin(event.where.line)
         return self.run
 
     def _begin(self, line: int) -> None:
