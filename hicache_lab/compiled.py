@@ -1,4 +1,4 @@
-"""Hot loops: numba compiles them on first use and keeps the result on disk; the first use says so.
+"""Hot loops: numba compiles them on first use and keeps the result on disk if it can; the first use says so.
 
 Import this module only from modules that hold loops, and import those inside the functions that need them, so that
 ``import hicache_lab`` stays light.
@@ -6,14 +6,37 @@ Import this module only from modules that hold loops, and import those inside th
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import numba
 from numba.core import event
+from numba.core.caching import FunctionCache
 
 F = TypeVar("F", bound=Callable[..., Any])
+# what reading a damaged pickle raises
+_DAMAGED = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
+
+
+class _Kept(FunctionCache):
+    """numba's own cache, where a full disk or a damaged file costs time instead of the result."""
+
+    def load_overload(self, sig: object, target_context: object) -> object:
+        try:
+            return cast(object, super().load_overload(sig, target_context))  # type: ignore[no-untyped-call]
+        except OSError:
+            return None
+        except _DAMAGED:
+            with contextlib.suppress(OSError):
+                self.flush()  # type: ignore[no-untyped-call]
+            return None
+
+    def save_overload(self, sig: object, data: object) -> None:
+        with contextlib.suppress(OSError):
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
 
 
 class _FirstCompilation(event.Listener):
@@ -24,7 +47,7 @@ class _FirstCompilation(event.Listener):
     def on_start(self, _event: object) -> None:
         if not self.said:
             self.said = True
-            print("compiling hot loops (first use only; kept on disk) …", file=sys.stderr, flush=True)
+            print("compiling hot loops (first use; kept on disk if it can be) …", file=sys.stderr, flush=True)
 
     def on_end(self, _event: object) -> None:
         """Nothing to do: the note is about the wait that starts."""
@@ -37,7 +60,15 @@ def loop(*, forceinline: bool = False) -> Callable[[F], F]:
     third of the log scanner's time. ``forceinline`` is for a helper inside the hot loop.
     """
     options: dict[str, Any] = {"error_model": "numpy", "forceinline": forceinline, "_nrt": False}
-    return cast(Callable[[F], F], numba.njit(cache=True, nogil=True, **options))
+    return lambda function: _compiled(function, options)
+
+
+def _compiled(function: F, options: dict[str, Any]) -> F:
+    made = numba.njit(nogil=True, **options)(function)
+    # neither beside the source nor below the user's home can anything be written: compiled in each process
+    with contextlib.suppress(RuntimeError):
+        made._cache = _Kept(function)  # type: ignore[no-untyped-call]
+    return cast(F, made)
 
 
 event.register("numba:compile", _FirstCompilation())  # type: ignore[no-untyped-call]
@@ -45,7 +76,7 @@ event.register("numba:compile", _FirstCompilation())  # type: ignore[no-untyped-
 
 def njit(function: F) -> F:
     """Compile ``function`` without the interpreter, without the GIL, cached beside its source (or NUMBA_CACHE_DIR)."""
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+    return _compiled(function, {})
 
 
 def bare(loop_function: Any, arguments: Sequence[tuple[str, int]]) -> tuple[str, str, bytes]:

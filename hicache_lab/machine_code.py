@@ -18,6 +18,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -126,24 +127,38 @@ def _file_name(module: str, function: str, signature: Signature) -> str:
     digest = _DIGEST(repr((signature, llvmlite.__version__, llvm.llvm_version_info)).encode())
     digest.update(f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}".encode())
     for name in (module, *_COMPILERS):
-        digest.update(_origin(name).read_bytes())
-    digest.update(_origin("numba").with_name("_version.py").read_bytes())
+        digest.update(_text(name))
+    digest.update(_text("numba", "_version.py"))
     return f"{module.rpartition('.')[2]}.{function}-{digest.hexdigest()[:24]}.o"
 
 
 def _origin(module: str) -> Path:
+    return Path(_spec(module).origin or "")
+
+
+def _text(module: str, beside: str = "") -> bytes:
+    """A module's file, or one beside it; also of a package that is imported from an archive."""
+    path = _origin(module)
+    loader: Any = _spec(module).loader
+    return bytes(loader.get_data(str(path.with_name(beside or path.name))))
+
+
+def _spec(module: str) -> ModuleSpec:
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None:
         raise ImportError(f"{module} is not installed")
-    return Path(found.origin)
+    return found
 
 
 def _folders(module: str) -> list[Path]:
     """Where object files are kept: where numba keeps its own."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    if chosen:
+        return [Path(chosen)]
     beside = _origin(module).parent / "__pycache__"
-    return [Path(chosen)] if chosen else [beside, Path(home) / "hicache_lab" / "machine_code"]
+    # a user without an account (a container started with any number) has no home: then it stays "~"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    return [beside, Path(home) / "hicache_lab" / "machine_code"] if Path(home).is_absolute() else [beside]
 
 
 def _read(path: Path) -> tuple[str, bytes] | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import copy
 import gzip
 import io
 import json
 import lzma
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -523,6 +525,59 @@ def test_an_interrupt_on_a_pipe_that_says_no_more_keeps_what_came() -> None:
         found = json.loads(process.stdout.read())
     assert 150_000 < found["lines"] <= 300_000
     assert found["runs"][0]["batches"]["decode"] <= found["lines"]
+
+
+class Falling(io.BytesIO):
+    """A pipe that says no more after what it holds; somebody then presses Ctrl-C."""
+
+    def read1(self, size: int | None = -1) -> bytes:
+        if not (piece := super().read1(min(size or 0, 50_000))):
+            raise KeyboardInterrupt
+        return piece
+
+    def peek(self, size: int) -> bytes:
+        return self.getvalue()[:size]
+
+
+@pytest.mark.parametrize("patient", [None, True, False])
+def test_an_interrupt_on_a_silent_pipe_keeps_every_line(patient: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = FIXTURES / "0.5.23-llama-tp2-hicache.server.log"
+    whole = read_log(path)
+    monkeypatch.setattr("hicache_lab.logs.reader.open_bytes", lambda _: Falling(path.read_bytes()))
+    log = read_log("-", patient=patient, keep_partial=True)
+    assert log.interrupted
+    assert (log.lines, log.recognised_lines) == (319, whole.recognised_lines)
+    assert (log.runs[0].batches.decode, log.runs[0].batches.prefill) == (39, 45)
+    assert len(log.runs[0].events) == len(whole.runs[0].events)
+
+
+@pytest.mark.parametrize("last", ["#queue-req: 3", "#full token: 3", "a new field: 0.5"])
+def test_a_line_below_a_batch_line_takes_nothing_from_it(last: str, tmp_path: Path) -> None:
+    line = f"[2026-01-15 08:00:00 TP0] Decode batch, #running-req: 1, #token: 9, token usage: 0.1, {last}\n"
+    (tmp_path / "a.log").write_text(line)
+    (alone,) = read_events(tmp_path / "a.log")
+    (tmp_path / "a.log").write_text(line + "some library says hello\n")
+    assert list(read_events(tmp_path / "a.log")) == [alone]
+
+
+def test_events_are_sent_copied_and_collected_in_sets() -> None:
+    events = list(read_events(FIXTURES / "0.5.23-llama-tp2-hicache.server.log"))
+    assert {ev.ServerArgs, ev.Batch} < {type(event) for event in events}
+    assert pickle.loads(pickle.dumps(events)) == copy.deepcopy(events) == events
+    assert len(set(events)) == len(events)
+
+
+def test_following_a_pipe_tells_its_last_statement_at_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lines(*_: object, **__: object) -> Iterator[bytes]:
+        yield RECORD.encode() + b"\n"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hicache_lab.logs.collect.follow", lines)
+    assert main(["parse", "-", "--follow"]) == 130
+    out, err = capsys.readouterr()
+    assert "host_pool" in out and err == "hicache-lab parse: interrupted\n"
 
 
 def test_an_interrupt_while_the_command_is_imported_is_one_line(

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +20,7 @@ from hypothesis import strategies as st
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.collect import Log, read_log
 from hicache_lab.logs.frames import allocations, batches, errors, write_parquet
+from hicache_lab.logs.run import BatchStats
 from hicache_lab.logs.scanner import Scanner
 from hicache_lab.logs.summary import to_json
 
@@ -60,11 +66,38 @@ def test_real_logs(path: Path) -> None:
     same(path)
 
 
+def written(folder: Path, lines: int) -> Path:
+    path = folder / "a.log"
+    path.write_text("\n".join(generator().lines(lines, seed=3)) + "\n", encoding="utf-8")
+    return path
+
+
 def test_generated_log_and_every_wording(tmp_path: Path) -> None:
     lines = list(generator().lines(4000, seed=3))
     path = tmp_path / "a.log"
     path.write_text("\n".join([*lines, *BATCHES, *lines[40:60]]) + "\n", encoding="utf-8")
     same(path, one_release=False)
+
+
+def test_launches_in_one_chunk_keep_their_own_batches(tmp_path: Path) -> None:
+    serving = list(generator().lines(200, seed=3))
+    cut = serving[60:]  # a rotated file begins in the middle of a launch
+    path = tmp_path / "a.log"
+    path.write_text("\n".join([*cut, *serving, *serving, *serving[:1]]) + "\n", encoding="utf-8")
+    patient, fast = (to_json(read_log(path, patient=patient))["runs"] for patient in (True, False))
+    for name in ("batches", "peaks", "host", "milestones", "first", "last"):
+        assert [run.get(name) for run in patient] == [run.get(name) for run in fast], name
+    runs = read_log(path, patient=False).runs
+    assert [run.start.line for run in runs] == [1, 141, 341, 541]
+    own = [sum(word in line for line in cut) for word in ("Decode batch", "Prefill batch")]
+    assert [runs[0].batches.decode, runs[0].batches.prefill] == own
+    assert runs[1].batches.by_rank == runs[2].batches.by_rank
+    assert [f"{phase}:" in run.lines for run in runs[:2] for phase in ("decode", "prefill")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def scan(data: bytes) -> tuple[Scanner, list[tuple[int, str, dict[str, float]]], list[int]]:
@@ -181,3 +214,49 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     assert run.counts["retraction"] == 5000
     assert len(run.events) == 1000
     assert len(run.lines) <= 1000
+
+
+def test_two_logs_read_at_once_leave_the_process_as_it_was(tmp_path: Path) -> None:
+    path = written(tmp_path, 4000)
+    before, threads = sys.getswitchinterval(), threading.active_count()
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: read_log(path, patient=False), range(12)))
+    assert sys.getswitchinterval() == before and threading.active_count() == threads
+    assert len({json.dumps(to_json(log)) for log in found}) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("place", ["hicache_lab.logs.scanner.Scanner.scan", "hicache_lab.logs.collect._Stream._found"])
+def test_what_ends_the_reading_leaves_no_thread_and_no_short_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], place: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    before, threads = sys.getswitchinterval(), threading.active_count()
+    monkeypatch.setattr(place, fail)
+    with pytest.raises(error) as kept:
+        read_log(written(tmp_path, 100), patient=False)
+    assert sys.getswitchinterval() == before and threading.active_count() == threads, kept
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_an_interrupt_waits_for_the_chunk_that_is_summed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patient: bool
+) -> None:
+    path = written(tmp_path, 4000)
+    whole = read_log(path, patient=patient)
+    seen: list[None] = []
+
+    def interrupted(stats: BatchStats, *given: object) -> None:
+        if not seen:
+            seen.append(os.kill(os.getpid(), signal.SIGINT))
+        peak(stats, *given)
+
+    peak = BatchStats.peak
+    monkeypatch.setattr(BatchStats, "peak", interrupted)
+    log = read_log(path, patient=patient, keep_partial=True)
+    assert log.interrupted and seen
+    assert log.runs[0].batches == whole.runs[0].batches
+    assert log.lines == whole.lines == 4000
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +112,46 @@ def test_a_folder_that_cannot_be_written_costs_only_time(
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(machine_code, "_folders", lambda _: [tmp_path / "file" / "inside"])
     assert run(loop_of(module, "fill", FILL)) == EXPECTED
+
+
+def test_a_user_without_a_home_has_the_folder_beside_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a number without an account
+    (folder,) = machine_code._folders("hicache_lab.compiled")
+    assert folder == Path(machine_code.__file__).parent / "__pycache__"
+
+
+@pytest.mark.parametrize("failing", ["locator", "writing", "damage"])
+def test_numba_s_own_cache_costs_only_time(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    from numba.core import caching
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if failing == "locator":
+        monkeypatch.setattr(caching.FunctionCache._impl_class, "_locator_classes", [])
+    elif failing == "writing":
+        monkeypatch.setattr(caching.IndexDataCacheFile, "_open_for_write", full)
+    else:
+        assert run(import_module(module).fill) == EXPECTED
+        for file in (tmp_path / "kept").rglob("*.nb?"):
+            file.write_bytes(file.read_bytes()[:-20])
+        sys.modules.pop(module)
+    assert run(import_module(module).fill) == EXPECTED
+    written = sorted(file.suffix for file in (tmp_path / "kept").rglob("*.nb?"))
+    assert written == ([".nbc", ".nbi"] if failing == "damage" else [])
+
+
+def test_a_package_in_an_archive_is_compiled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w") as archive:
+        archive.writestr("packed_loops_of_a_test.py", SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path / "packed.zip"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    assert run(loop_of("packed_loops_of_a_test", "fill", FILL)) == EXPECTED
+    assert len(kept(tmp_path)) == 1
 
 
 def test_another_calling_convention_is_left_to_numba(

@@ -247,7 +247,7 @@ class Assembler:
         if (
             event is None
             or isinstance(event, ev.Failure)
-            or (pending.event is not None and type(event) is not type(pending.event))
+            or (pending.event is not None and not _tells_as_much(event, pending.event))
         ):
             return False
         if pending.event is not None and replace(event, text="") == replace(pending.event, text=""):
@@ -328,6 +328,14 @@ class Assembler:
             **own,
             other=MappingProxyType(other),
         )
+
+
+def _tells_as_much(event: ev.Event, before: ev.Event) -> bool:
+    """Whether no value is lost: a line that only stands below a record spoils the record's last one."""
+    if type(event) is not type(before):
+        return False
+    kept = all(getattr(event, f.name) is not None for f in fields(before) if getattr(before, f.name) is not None)
+    return kept and (not isinstance(before, ev.Batch) or before.other.keys() <= getattr(event, "other", {}).keys())
 
 
 def _built(kind: type[ev.Event], variant: str, values: dict[str, Any], common: dict[str, Any]) -> ev.Event:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,16 +18,12 @@ from hicache_lab.logs.assemble import Assembler
 from hicache_lab.logs.origin import said_by_sglang
 from hicache_lab.logs.reader import Source, arrays, begins_with_record, chunks, follow, sources
 from hicache_lab.logs.run import Run
+from hicache_lab.logs.scanning import beginning, scans, whole_chunk
 
 if TYPE_CHECKING:
     from hicache_lab.logs.columns import ColumnStore
     from hicache_lab.logs.scanner import Rows, Scan, Scanner
 
-# below this the patient parser alone is faster than loading the byte scanner
-_PATIENT_BYTES = 6 << 20
-# chunks given to the scanner before the oldest one's results are waited for
-_AHEAD = 2
-_TURN_S = 0.0005
 _USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage")
 
 
@@ -134,14 +127,19 @@ def follow_events(path: str, *, stop: Callable[[], bool] = lambda: False, poll_s
     """
     assembler = Assembler()
     number = quiet = 0
-    for raw in follow(path, stop=stop, poll_s=poll_s):
-        if raw is None:
-            quiet += 1
-            if quiet == 2:
-                yield from assembler.close()
-            continue
-        number, quiet = number + 1, 0
-        yield from assembler.feed(raw.decode("utf-8", "replace").rstrip("\r\n"), ev.Where(path, number))
+    try:
+        for raw in follow(path, stop=stop, poll_s=poll_s):
+            if raw is None:
+                quiet += 1
+                if quiet == 2:
+                    yield from assembler.close()
+                continue
+            number, quiet = number + 1, 0
+            yield from assembler.feed(raw.decode("utf-8", "replace").rstrip("\r\n"), ev.Where(path, number))
+    except KeyboardInterrupt:
+        # a pipe cannot be looked at without waiting: what it said last is still held
+        yield from assembler.close()
+        raise
     yield from assembler.close()
 
 
@@ -168,9 +166,18 @@ class _Stream:
         self.idle: dict[str, bool] = {}
         self.path = source.paths[0]
         self.previous_line = 0
+        # lines of the batches of a chunk whose other lines are read before them: decode, prefill
+        self.coming: tuple[npt.NDArray[np.int32], ...] = ()
         self.cut: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def read(self, on_read: Callable[[int], object] | None, patient: bool | None) -> None:
+        try:
+            self._read(on_read, patient)
+        finally:
+            # the last statement too, where the reading was interrupted
+            self._take(self.assembler.close())
+
+    def _read(self, on_read: Callable[[int], object] | None, patient: bool | None) -> None:
         scanner: Scanner | None = None
         paths = self.source.paths
         for path, following in zip(paths, (*paths[1:], None), strict=True):
@@ -180,18 +187,23 @@ class _Stream:
             coming = self._joined(arrays(path, on_read=on_read), continues)
             # numba's import and first compilation are worth their time only for a large log, and a pipe or a
             # compressed file does not tell its size: look at the beginning first
-            held, small = _beginning(coming) if patient is None and scanner is None else ([], patient is True)
+            if patient is None and scanner is None:
+                coming, small = beginning(coming)
+            else:
+                small = patient is True
             if small:
-                self._patiently(chain(held, coming))
+                self._patiently(coming)
                 continue
             if scanner is None:
                 from hicache_lab.logs.scanner import Scanner
 
                 scanner = Scanner()
             scanner.lines = 0
-            for found in _scans(scanner, chain(held, coming)):
-                self._found(found, scanner)
-        self._take(self.assembler.close())
+            # closed at once: a kept traceback would keep its thread waiting
+            with closing(scans(scanner, coming)) as parts:
+                for found in parts:
+                    with whole_chunk():
+                        self._found(found, scanner)
 
     def _joined(self, coming: Iterable[npt.NDArray[np.uint8]], continues: bool) -> Iterator[npt.NDArray[np.uint8]]:
         # a rotation may cut a record: its first part is read as the beginning of the next file's first line
@@ -211,12 +223,14 @@ class _Stream:
             text = chunk.tobytes()
             lines = text.split(b"\n")
             ended = lines.pop() == b"" if text.endswith(b"\n") else False
-            for index, raw in enumerate(lines):
-                self._line(raw, self.previous_line + 1, ended=ended or index < len(lines) - 1)
-            self.log.lines += self.previous_line - begun
+            with whole_chunk():
+                for index, raw in enumerate(lines):
+                    self._line(raw, self.previous_line + 1, ended=ended or index < len(lines) - 1)
+                self.log.lines += self.previous_line - begun
 
     def _found(self, scan: Scan, scanner: Scanner) -> None:
-        begun = self.previous_line
+        self.log.lines += scan.last_line - self.previous_line
+        self.coming = (scan.decode.line, scan.prefill.line)
         if scan.accesses:
             self.log.access["2xx"] += scan.accesses
             self.log.recognised_lines += scan.accesses
@@ -225,12 +239,12 @@ class _Stream:
         for rows, phase in ((scan.decode, "decode"), (scan.prefill, "prefill")):
             if len(rows):
                 self._rows(rows, phase, scanner)
-                if self.run is not None and phase in scan.samples:
-                    self.run.lines.setdefault(f"{phase}:", scan.samples[phase])
+                if phase in scan.samples:
+                    self._owner(int(rows.line[0])).lines.setdefault(f"{phase}:", scan.samples[phase])
+        self.coming, self.starts = (), self.starts[-1:]
         if scan.last_line > self.previous_line:
             self._take(self.assembler.interrupt())
         self.previous_line = scan.last_line
-        self.log.lines += scan.last_line - begun
 
     def _line(self, raw: bytes, number: int, *, ended: bool) -> None:
         if number != self.previous_line + 1:
@@ -257,16 +271,27 @@ class _Stream:
                 run.add(event)
 
     def _run_for(self, event: ev.Event) -> Run:
-        if self.run is None or self._restarts(event, self.run):
-            self.run = Run(len(self.log.runs) + 1, self.source.name, event.where)
-            self.log.runs.append(self.run)
-            self.starts.append((event.where.line, self.run))
+        if self.run is None:
+            self._begin(min([event.where.line, *(int(lines[0]) for lines in self.coming if len(lines))]))
+        assert self.run is not None
+        if self._restarts(event, self.run):
+            self._begin(event.where.line)
         return self.run
 
-    @staticmethod
-    def _restarts(event: ev.Event, run: Run) -> bool:
+    def _begin(self, line: int) -> None:
+        self.run = Run(len(self.log.runs) + 1, self.source.name, ev.Where(self.path, line))
+        self.log.runs.append(self.run)
+        self.starts.append((line, self.run))
+
+    def _decoded(self, run: Run, before: int) -> bool:
+        lines = self.coming[0] if self.coming else ()
+        begin, end = np.searchsorted(lines, [self.starts[-1][0], before])
+        return run.batches.decode > 0 or bool(end > begin)
+
+    def _restarts(self, event: ev.Event, run: Run) -> bool:
         if isinstance(event, ev.ServerArgs):
-            return run.counts["server_args"] > 0 or run.counts["milestone"] > 0 or run.batches.decode > 0
+            begun = run.counts["server_args"] > 0 or run.counts["milestone"] > 0
+            return begun or self._decoded(run, event.where.line)
         if not isinstance(event, ev.Milestone) or event.name not in ("dist_begin", "weights_begin"):
             return False
         mine = [m for m in run.of(ev.Milestone) if m.rank == event.rank]
@@ -297,9 +322,7 @@ class _Stream:
         self.log.recognised_lines += len(rows)
         self.log.own_lines += len(rows)
         if self.run is None:
-            self.run = Run(len(self.log.runs) + 1, self.source.name, ev.Where(self.path, int(rows.line[0])))
-            self.log.runs.append(self.run)
-            self.starts.append((0, self.run))
+            self._begin(min(int(lines[0]) for lines in self.coming if len(lines)))
         if len(self.starts) == 1:
             self._sum(rows, phase, self.starts[0][1], scanner)
             return
@@ -309,7 +332,9 @@ class _Stream:
         for (_, run), begin, end in zip(self.starts, cuts, [*cuts[1:], len(rows)], strict=True):
             if end > begin:
                 self._sum(rows.part(begin, end), phase, run, scanner)
-        self.starts = self.starts[-1:]
+
+    def _owner(self, line: int) -> Run:
+        return next((run for start, run in reversed(self.starts) if start <= line), self.starts[0][1])
 
     def _sum(self, rows: Rows, phase: str, run: Run, scanner: Scanner) -> None:
         stats, values = run.batches, rows.values
@@ -350,63 +375,6 @@ class _Stream:
                 stats.throughput_max = max(stats.throughput_max, float(steady.max(initial=0.0)))
         if self.log.columns is not None:
             self.log.columns.add_rows(rows, phase, scanner.tags, self.path, run.index)
-
-
-def _beginning(coming: Iterator[npt.NDArray[np.uint8]]) -> tuple[list[npt.NDArray[np.uint8]], bool]:
-    """The first chunks, and whether that was all."""
-    held: list[npt.NDArray[np.uint8]] = []
-    size = 0
-    for chunk in coming:
-        held.append(chunk)
-        size += len(chunk)
-        if size >= _PATIENT_BYTES:
-            return held, False
-    return held, True
-
-
-def _scans(scanner: Scanner, coming: Iterable[npt.NDArray[np.uint8]]) -> Iterator[Scan]:
-    """What the scanner finds in each chunk; it scans the next ones while the last is being summed up here.
-
-    The scan itself does not hold the GIL, what stands around it does. Summing up one chunk takes less than the
-    interpreter's usual switch interval (5 ms): left to it, neither thread would run beside the other. Reading stays in
-    this thread, where it can be interrupted.
-    """
-    chunks: SimpleQueue[npt.NDArray[np.uint8] | None] = SimpleQueue()
-    found: SimpleQueue[Scan | Exception | None] = SimpleQueue()
-
-    def scan() -> None:
-        while (chunk := chunks.get()) is not None:
-            try:
-                position = 0
-                while position < len(chunk):
-                    position, part = scanner.scan(chunk, position)
-                    found.put(part)
-            except Exception as error:  # noqa: BLE001 - raised again where it is waited for
-                found.put(error)
-            found.put(None)
-
-    def oldest() -> Iterator[Scan]:
-        while (part := found.get()) is not None:
-            if isinstance(part, Exception):
-                raise part
-            yield part
-
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(min(usual, _TURN_S))
-    Thread(target=scan, name="log scanner").start()
-    try:
-        ahead = 0
-        for chunk in coming:
-            chunks.put(chunk)
-            ahead += 1
-            if ahead > _AHEAD:
-                yield from oldest()
-                ahead -= 1
-        for _ in range(ahead):
-            yield from oldest()
-    finally:
-        chunks.put(None)
-        sys.setswitchinterval(usual)
 
 
 def _time(at_ms: int) -> datetime:

@@ -6,6 +6,7 @@ Every size is in bytes, whatever unit the log printed: host-pool messages count 
 
 from __future__ import annotations
 
+import copyreg
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -14,6 +15,14 @@ from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 T = TypeVar("T")
+
+
+def _unchangeable(entries: dict[str, Any]) -> MappingProxyType[str, Any]:
+    return MappingProxyType(entries)
+
+
+# an event can be sent to another process and copied
+copyreg.pickle(MappingProxyType, lambda mapping: (_unchangeable, (dict(mapping),)))
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -85,7 +94,7 @@ class ServerArgs(Event):
     """The server's arguments after resolution; ``args`` holds what could be read of them."""
 
     kind = "server_args"
-    args: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    args: Mapping[str, Any] = field(default_factory=lambda: NOTHING, hash=False)
 
 
 @_event
@@ -281,7 +290,7 @@ class Batch(Event):
     gen_throughput: float | None = None
     input_throughput: float | None = None
     graph: bool | None = None
-    other: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+    other: Mapping[str, float] = field(default_factory=lambda: NOTHING, hash=False)
 
     @property
     def usage(self) -> float | None:

@@ -138,9 +138,11 @@ def arrays(
     """Like ``chunks``, as arrays of bytes; a plain UTF-8 file is read without being copied again."""
     opened = open_bytes(path)
     with contextlib.nullcontext(opened) if path == STDIN else contextlib.closing(opened) as stream:
-        plain = isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO)
+        # a named pipe may fall silent: what it had given by then would be lost in an unfinished read
+        plain = path != STDIN and Path(path).is_file()
+        plain = plain and isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO)
         head = stream.peek(512)[:512] if isinstance(stream, io.BufferedReader) else b""
-        if not plain or path == STDIN or _encoding(head) is not None or head.startswith(codecs.BOM_UTF8):
+        if not plain or _encoding(head) is not None or head.startswith(codecs.BOM_UTF8):
             yield from (np.frombuffer(chunk, np.uint8) for chunk in _whole_lines(_decoded(path, stream, size, on_read)))
             return
         tail = np.empty(0, np.uint8)
@@ -171,12 +173,14 @@ def arrays(
 def _decoded(path: str, stream: BinaryIO, size: int, on_read: Callable[[int], object] | None) -> Iterator[bytes]:
     decoder: codecs.IncrementalDecoder | None = None
     first = True
-    broken = ""
+    broken: str | KeyboardInterrupt = ""
     while True:
         data = b""
+        if isinstance(broken, KeyboardInterrupt):
+            raise broken
         if not broken:
             data, broken = _part(path, stream, size, first)
-            if broken:
+            if isinstance(broken, str) and broken:
                 print(f"{path}: {broken}; using what could be read", file=sys.stderr)
         if not data:
             if decoder is not None and (rest := decoder.decode(b"", final=True)):
@@ -193,7 +197,7 @@ def _decoded(path: str, stream: BinaryIO, size: int, on_read: Callable[[int], ob
         yield decoder.decode(data).encode("utf-8", "replace") if decoder else data
 
 
-def _part(path: str, stream: BinaryIO, size: int, first: bool) -> tuple[bytes, str]:
+def _part(path: str, stream: BinaryIO, size: int, first: bool) -> tuple[bytes, str | KeyboardInterrupt]:
     """Up to ``size`` bytes, and what ended the stream if it was not its end; what came before the damage is kept."""
     # read() would throw away what it had unpacked before the damage
     read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
@@ -201,6 +205,8 @@ def _part(path: str, stream: BinaryIO, size: int, first: bool) -> tuple[bytes, s
     try:
         while len(data) < size and (piece := read(size - len(data))):
             data += piece
+    except KeyboardInterrupt as stop:
+        return bytes(data), stop
     except EOFError:
         # a compressed file that is still being written, or was cut
         return bytes(data), "the compressed stream ends early"
