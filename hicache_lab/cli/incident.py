@@ -35,7 +35,11 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
 def add_facts(parser: argparse.ArgumentParser) -> None:
     """What else may be known about an incident."""
     parser.add_argument(
-        "--kernel-log", action="append", default=[], metavar="F", help="dmesg, journalctl -k, kern.log (repeat)"
+        "--kernel-log",
+        action="append",
+        default=[],
+        metavar="F",
+        help="dmesg, journalctl, kern.log, kubectl describe pod, docker inspect (repeat)",
     )
     parser.add_argument(
         "--memory",

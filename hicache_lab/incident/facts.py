@@ -81,9 +81,8 @@ class Facts:
         found = []
         for log in self.kernel:
             if log.cgroup_limit_bytes is not None:
-                found.append(
-                    Amount(log.cgroup_limit_bytes, "the kernel's report", (Evidence.of(log.evidence["cgroup_limit"]),))
-                )
+                shown = (Evidence.of(log.evidence["cgroup_limit"]),)
+                found.append(Amount(log.cgroup_limit_bytes, log.cgroup_limit_source, shown))
         for sample in self.memory:
             if sample.cgroup_limit_bytes is not None:
                 found.append(Amount(sample.cgroup_limit_bytes, "memory samples", (Evidence.of(sample),)))

@@ -10,6 +10,7 @@ from pathlib import Path
 from hicache_lab.errors import InputError
 from hicache_lab.incident.kernel import looks_like_kernel
 from hicache_lab.incident.memory import holds_samples
+from hicache_lab.incident.told import tells_of_a_kill
 from hicache_lab.logs.reader import STDIN, chunks
 
 _HEAD = 1 << 16
@@ -77,7 +78,7 @@ def kind_of(path: str) -> str:
         return "memory"
     written = [line for line in lines if line.strip()]
     kernel = sum(looks_like_kernel(line) for line in written)
-    if not (2 * kernel > len(written) or any(_OOM.search(line) for line in written)):
+    if not (2 * kernel > len(written) or any(_OOM.search(line) or tells_of_a_kill(line) for line in written)):
         return "log"
     # the journal of a whole machine may hold the server's lines too
     return "server" if any(_SERVER.search(chunk) for chunk in chunks(path)) else "kernel"

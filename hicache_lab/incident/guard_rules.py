@@ -16,6 +16,7 @@ from hicache_lab.incident.room import (
     size_for,
     stopped_early,
 )
+from hicache_lab.incident.told import teller_of
 from hicache_lab.logs import events as ev
 from hicache_lab.releases import first_release_with
 from hicache_lab.units import GB, format_both, format_gb
@@ -235,6 +236,13 @@ def kernel_oom_kill(seen: RunFacts) -> Iterator[Finding]:
             text += (
                 f" By the clock of the kernel log that was {abs(hours):g} h {'before' if hours > 0 else 'after'} the "
                 f"end of the server log: taken for two time zones."
+            )
+        tellers = sorted({teller for kill in seen.kills if (teller := teller_of(kill)) is not None})
+        if tellers:
+            confidence = "medium"
+            text += (
+                f" So {' and '.join(tellers)} tell{'' if len(tellers) > 1 else 's'} it; the node's own kernel log "
+                f"(dmesg -T) says which process, how large, and whose limit."
             )
     else:
         codes = sorted({death.exit_code for death in seen.deaths if death.exit_code is not None})

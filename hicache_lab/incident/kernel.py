@@ -1,4 +1,4 @@
-"""What the kernel said about memory: dmesg, ``dmesg -T``, journald, syslog."""
+"""What the kernel said about memory: dmesg, ``dmesg -T``, journald, syslog; else what others tell of it (``told``)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from hicache_lab.incident.told import Told
 from hicache_lab.logs.assemble import Assembler
 from hicache_lab.logs.events import Event, KernelOom, Where
 from hicache_lab.logs.reader import chunks
@@ -35,8 +36,10 @@ class KernelLog:
     """The kernel's statements about memory in one log, in its order.
 
     Attributes:
-        kills: processes killed for memory.
+        kills: processes killed for memory; without one in the kernel's words, those that systemd, Kubernetes or Docker
+            tell of (``told.teller_of``).
         cgroup_limit_bytes: the limit of the group that was full, if it was a group's limit.
+        cgroup_limit_source: who says so.
         cgroup_usage_bytes: what the group was charged then.
         cgroup: the group's path.
         hugepages_total_bytes: huge pages reserved, all nodes and sizes, as the first report lists them.
@@ -48,6 +51,7 @@ class KernelLog:
     path: str
     kills: tuple[KernelOom, ...] = ()
     cgroup_limit_bytes: int | None = None
+    cgroup_limit_source: str = "the kernel's report"
     cgroup_usage_bytes: int | None = None
     cgroup: str | None = None
     hugepages_total_bytes: int = 0
@@ -61,7 +65,8 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
     """Read a kernel log.
 
     Args:
-        path: output of ``dmesg``, ``dmesg -T``, ``journalctl -k``, or /var/log/kern.log; may be compressed.
+        path: output of ``dmesg``, ``dmesg -T``, ``journalctl -k`` or ``-u``, ``kubectl describe pod``, ``docker
+            inspect``, or /var/log/kern.log; may be compressed.
         year: the year of syslog times, which carry none; without it such lines have no time.
 
     Returns:
@@ -72,6 +77,7 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
     """
     log = KernelLog(path)
     kills: list[KernelOom] = []
+    told = Told()
     seen_huge: set[str] = set()
     number = known = 0
     for chunk in chunks(path):
@@ -81,6 +87,7 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
             where = Where(path, number)
             log = _facts(log, line, where, seen_huge if not kills else None)
             known += looks_like_kernel(line)
+            told.feed(line, where, _time(line, year)[0])
             if (match := _KILL.search(line)) is not None:
                 at, uptime = _time(line, year)
                 kills += [replace(kill, at=at, uptime_s=uptime, text=line.strip()) for kill in _kills(match[1], where)]
@@ -88,9 +95,12 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
                 for held in _kills(f"Out of memory: Killed process {match[1]} {match[2]}", where):
                     if held.pid == kills[-1].pid:
                         kills[-1] = _with_sizes(kills[-1], held)
-    if number and not known and not kills:
+    if number and not known and not kills and not told.kills:
         print(f"{path}: no line of it looks like the kernel's; give dmesg -T or journalctl -k", file=sys.stderr)
-    return replace(log, kills=tuple(kills), lines=number)
+    if log.cgroup_limit_bytes is None and told.limit is not None:
+        limit_bytes, log.evidence["cgroup_limit"] = told.limit
+        log = replace(log, cgroup_limit_bytes=limit_bytes, cgroup_limit_source="the container's limits")
+    return replace(log, kills=tuple(kills or told.kills), lines=number)
 
 
 def looks_like_kernel(line: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from hicache_lab.incident.facts import Evidence, Facts, RunFacts, run_facts
 from hicache_lab.incident.memory import Sample, lowest
+from hicache_lab.incident.told import teller_of
 from hicache_lab.logs import events as ev
 from hicache_lab.units import format_both, format_gb
 
@@ -106,6 +107,8 @@ def _kill(kill: ev.KernelOom, shift: timedelta = timedelta()) -> Moment:
     held = f", {format_gb(kill.resident_bytes)} resident" if kill.resident_bytes else ""
     where = "in its control group" if kill.cgroup else "for the host's memory"
     what = f"the kernel kills pid {kill.pid} {where}{held}"
+    if (teller := teller_of(kill)) is not None:
+        what = f"{teller} tells of a kill for memory"
     at = kill.at + shift if kill.at is not None else None
     moved = f" (its clock says {kill.at:%H:%M:%S})" if shift else ""
     return Moment(at, "kernel", f"{what}{moved}", Evidence.of(kill), True, kill.comm or "")
