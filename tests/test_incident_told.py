@@ -162,5 +162,5 @@ def test_diagnose_takes_it_beside_the_server_log(tmp_path: Path, capsys: pytest.
     found = {one["cause"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
     assert "200.00 GiB" in found["container_limit"]["explanation"]
     kill = found["kernel_oom_kill"]
-    assert "Kubernetes tells it" in kill["explanation"] and kill["confidence"] == "medium"
+    assert "what Kubernetes tells" in kill["explanation"] and kill["confidence"] == "medium"
     assert [line["text"] for line in kill["evidence"]] == ["Reason:       OOMKilled"]

@@ -240,9 +240,10 @@ def kernel_oom_kill(seen: RunFacts) -> Iterator[Finding]:
         tellers = sorted({teller for kill in seen.kills if (teller := teller_of(kill)) is not None})
         if tellers:
             confidence = "medium"
+            verb = "tell" if len(tellers) > 1 else "tells"
             text += (
-                f" So {' and '.join(tellers)} tell{'' if len(tellers) > 1 else 's'} it; the node's own kernel log "
-                f"(dmesg -T) says which process, how large, and whose limit."
+                f" That is what {' and '.join(tellers)} {verb}; the node's own kernel log (dmesg -T) says which process, "
+                f"how large, and whose limit."
             )
     else:
         codes = sorted({death.exit_code for death in seen.deaths if death.exit_code is not None})
