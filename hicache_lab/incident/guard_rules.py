@@ -242,8 +242,8 @@ def kernel_oom_kill(seen: RunFacts) -> Iterator[Finding]:
             confidence = "medium"
             verb = "tell" if len(tellers) > 1 else "tells"
             text += (
-                f" That is what {' and '.join(tellers)} {verb}; the node's own kernel log (dmesg -T) says which process, "
-                f"how large, and whose limit."
+                f" That is what {' and '.join(tellers)} {verb}; the node's own kernel log (dmesg -T) says which "
+                f"process, how large, and whose limit."
             )
     else:
         codes = sorted({death.exit_code for death in seen.deaths if death.exit_code is not None})
