@@ -106,6 +106,16 @@ def test_a_kill_is_read_from(
     assert capsys.readouterr().err == ""
 
 
+def test_the_kubelet_names_its_victim(tmp_path: Path) -> None:
+    path = tmp_path / "events.txt"
+    said = "System OOM encountered, victim process: sglang::schedul, pid: 4242"
+    path.write_text(
+        f"LAST SEEN  TYPE     REASON     OBJECT      MESSAGE\n3m         Warning  SystemOOM  node/gpu-7  {said}\n"
+    )
+    (kill,) = read_kernel_log(str(path)).kills
+    assert (kill.comm, kill.pid, teller_of(kill)) == ("sglang::schedul", 4242, "Kubernetes")
+
+
 @pytest.mark.parametrize(
     "text",
     [

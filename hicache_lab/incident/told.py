@@ -1,7 +1,7 @@
 """Kills for memory as systemd, Kubernetes or Docker tell of them, for those who cannot see the kernel's own line.
 
-What is read: ``kubectl describe pod``, ``kubectl get pod`` (also ``-o yaml`` and ``-o json``), ``docker inspect``,
-``journalctl -u UNIT``. Only their own fields count, never a sentence that mentions them.
+What is read: ``kubectl describe pod``, ``kubectl get pod`` (also ``-o yaml`` and ``-o json``), ``kubectl get events``,
+``docker inspect``, ``journalctl -u UNIT``. Only their own fields count, never a sentence that mentions them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _POD = re.compile(
     r"^\s*-?\s*(?:Reason:\s+OOMKilled|\"?reason\"?:\s*\"?OOMKilled\"?)\s*,?\s*$"  # describe; yaml and json
     r"|^(?:\S+\s+)?\S+\s+\d+/\d+\s+OOMKilled\s"  # the table of kubectl get pod
 )
+# the kubelet's event about its node
+_VICTIM = re.compile(r"System OOM encountered, victim process: (?P<comm>[^,]+), pid: (?P<pid>\d+)")
 _DOCKER = re.compile(r"^\s*\"OOMKilled\":\s*true\s*,?\s*$")
 _FINISHED = re.compile(r"^\s*-?\s*(?:Finished|\"?finishedAt\"?|\"FinishedAt\"):\s*\"?([^\"]+?)\"?\s*,?\s*$")
 _SECTION = re.compile(r"[A-Z]")
@@ -77,7 +79,17 @@ class Told:
             return
         if at is None and self._finished is not None and where.line - self._finished[0] <= _NEAR_BEFORE:
             at = self._finished[1]
-        self.kills.append(KernelOom(where=where, at=at, text=line.strip()[:500], variant=f"kernel_oom.{teller}"))
+        victim = _VICTIM.search(line)
+        self.kills.append(
+            KernelOom(
+                where=where,
+                at=at,
+                text=line.strip()[:500],
+                variant=f"kernel_oom.{teller}",
+                comm=victim["comm"] if victim else None,
+                pid=int(victim["pid"]) if victim else None,
+            )
+        )
 
     @property
     def limit(self) -> tuple[int, Event] | None:
@@ -128,7 +140,7 @@ def _teller(line: str) -> str | None:
         return "systemd"
     if _DOCKER.match(line):
         return "docker"
-    return "kubernetes" if _POD.match(line) else None
+    return "kubernetes" if _POD.match(line) or _VICTIM.search(line) else None
 
 
 def _moment(text: str) -> datetime | None:
