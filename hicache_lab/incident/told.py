@@ -63,7 +63,7 @@ class Told:
     _containers: bool = False
     _finished: tuple[int, datetime] | None = None
     _limits: tuple[int, int] | None = None
-    _units: dict[str, int] = field(default_factory=dict)
+    _units: set[str] = field(default_factory=set)
 
     def feed(self, line: str, where: Where, at: datetime | None) -> None:
         """One line; ``at`` is the time it begins with, if it does."""
@@ -75,7 +75,7 @@ class Told:
         if (match := _FINISHED.match(line)) is not None:
             self._time(match[1], where.line)
         teller = _teller(line)
-        if teller is None or not self._first_word(line, where.line):
+        if teller is None or not self._first_word(line):
             return
         if at is None and self._finished is not None and where.line - self._finished[0] <= _NEAR_BEFORE:
             at = self._finished[1]
@@ -102,14 +102,14 @@ class Told:
     def _container(self, event: Event) -> int:
         return bisect(self.described, event.where.line)
 
-    def _first_word(self, line: str, number: int) -> bool:
+    def _first_word(self, line: str) -> bool:
         # systemd says it twice: when it happens, and as the reason of the unit's failure
         match = _UNIT.search(line)
         if match is None:
             return True
-        before = self._units.get(match[1])
-        self._units[match[1]] = number
-        return not (match[2] and before is not None)
+        again = match[2] is not None and match[1] in self._units
+        self._units.add(match[1])
+        return not again
 
     def _time(self, text: str, number: int) -> None:
         at = _moment(text)
