@@ -1,14 +1,15 @@
 """What systemd, Kubernetes and Docker tell of a kill, where nobody can see the kernel's own line."""
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from hicache_lab.cli import main
-from hicache_lab.incident.folder import kind_of
-from hicache_lab.incident.kernel import read_kernel_log
+from hicache_lab.incident.facts import gather
+from hicache_lab.incident.folder import kind_of, sort_files
+from hicache_lab.incident.kernel import KernelLog, read_kernel_log
 from hicache_lab.incident.told import teller_of
 from hicache_lab.units import GB, GIB
 
@@ -73,6 +74,10 @@ DOCKER = json.dumps(
 UNIT = """2026-01-20T09:18:02+0000 node systemd[1]: s.service: A process of this unit has been killed by the OOM killer.
 2026-01-20T09:18:03+0000 node systemd[1]: s.service: Main process exited, code=killed, status=9/KILL
 2026-01-20T09:18:03+0000 node systemd[1]: s.service: Failed with result 'oom-kill'.
+"""
+HAPPENED = "A process of this unit has been killed by the OOM killer"
+STATUS = """x s.service - SGLang
+     Active: failed (Result: oom-kill) since Tue 2026-01-20 09:18:02 UTC; 5min ago
 """
 AT = datetime(2026, 1, 20, 9, 18, 2)
 
@@ -174,3 +179,214 @@ def test_diagnose_takes_it_beside_the_server_log(tmp_path: Path, capsys: pytest.
     kill = found["kernel_oom_kill"]
     assert "what Kubernetes tells" in kill["explanation"] and kill["confidence"] == "medium"
     assert [line["text"] for line in kill["evidence"]] == ["Reason:       OOMKilled"]
+
+
+def read(text: str, tmp_path: Path, name: str = "told.txt") -> KernelLog:
+    path = tmp_path / name
+    path.write_text(text, newline="")
+    return read_kernel_log(str(path))
+
+
+def pod(*containers: tuple[str, str | None, str | None]) -> dict[str, object]:
+    """A pod of kubectl's: each container with its limit and when it was killed."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "sglang-0"},
+        "spec": {
+            "containers": [
+                {
+                    "env": [{"name": "istio-proxy", "valueFrom": {"fieldRef": {"apiVersion": "v1"}}}],
+                    "name": name,
+                    "resources": {"limits": {"cpu": "8", "memory": size}, "requests": {"memory": "5Gi"}}
+                    if size else {},
+                }
+                for name, size, _ in containers
+            ],
+        },
+        "status": {
+            "containerStatuses": [
+                {
+                    "lastState": {
+                        "terminated": {"exitCode": 1, "finishedAt": at, "message": "a\nb", "reason": "OOMKilled"}
+                    } if at else {},
+                    "name": name,
+                    "state": {"waiting": {"message": "back-off", "reason": "CrashLoopBackOff"}},
+                }
+                for name, _, at in containers
+            ],
+        },
+    }  # fmt: skip
+
+
+SIDECAR = ("istio-proxy", "1Gi", None)
+KILLED = ("sglang", "440Gi", "2026-01-20T09:18:02Z")
+
+
+def in_yaml(value: object, depth: int = 0) -> str:
+    """As kubectl prints it: sorted keys, a list's dashes below its key."""
+    pad = "  " * depth
+    if isinstance(value, dict):
+        return "".join(
+            f"{pad}{key}: {one or '{}'}\n"
+            if not isinstance(one, dict | list) or not one
+            else f"{pad}{key}:\n" + in_yaml(one, depth + (not isinstance(one, list)))
+            for key, one in sorted(value.items())
+        )
+    assert isinstance(value, list)
+    return "".join(f"{pad}- " + in_yaml(one, depth + 1).lstrip() for one in value)
+
+
+@pytest.mark.parametrize("form", ["json", "yaml", "one line", "a list"])
+@pytest.mark.parametrize(
+    ("containers", "limit_bytes"),
+    [
+        ((SIDECAR, KILLED), 440 * GIB),
+        ((KILLED, SIDECAR), 440 * GIB),
+        ((SIDECAR, ("sglang", None, AT.isoformat() + "Z")), None),
+        ((SIDECAR, ("sglang", "440G", None)), None),
+        ((("istio-proxy", "1Gi", AT.isoformat() + "Z"), KILLED), None),
+    ],
+    ids=["sidecar first", "sidecar last", "sidecar's only", "nobody killed", "both killed"],
+)
+def test_a_limit_is_the_killed_containers(
+    containers: tuple[tuple[str, str | None, str | None], ...], limit_bytes: int | None, form: str, tmp_path: Path
+) -> None:
+    one = pod(*containers)
+    everything: object = {"apiVersion": "v1", "items": [pod(("sglang", "3Gi", None)), one], "kind": "List"}
+    text = {
+        "json": json.dumps(one, indent=4),
+        "yaml": in_yaml(one).replace("message: a\nb", "message: |\n          a\n          b"),
+        "one line": json.dumps(one, separators=(",", ":")),
+        "a list": json.dumps(everything, indent=4),
+    }[form]
+    log = read(text.replace("\n", "\r\n"), tmp_path)
+    assert [kill.at for kill in log.kills] == [AT for *_, at in containers if at]
+    assert log.cgroup_limit_bytes == limit_bytes
+
+
+@pytest.mark.parametrize(
+    ("written", "limit_bytes"),
+    [
+        ("440G", 440 * GB),
+        ("450000Mi", 450000 * 1024**2),
+        ("472446402560", 440 * GIB),
+        ('"44e10"', 440 * GB),
+        ("440000000000000m", 440 * GB),
+        ("1.5Ti", 1536 * GIB),
+        ("1P", 1000000 * GB),
+    ],
+)
+def test_quantities(written: str, limit_bytes: int, tmp_path: Path) -> None:
+    assert read(YAML.replace("440G", written), tmp_path).cgroup_limit_bytes == limit_bytes
+
+
+def test_a_container_quotes_its_last_words(tmp_path: Path) -> None:
+    words = "".join(f"[2026-01-20 09:17:33 TP{rank}] Allocating\nRuntimeError: no\n" for rank in range(3))
+    text = DESCRIBE.replace(
+        "      Exit Code:    137\n", "      Message:      " + words + "\n" * 9 + "      Exit Code: 1\n"
+    )
+    log = read(text, tmp_path)
+    assert [kill.at for kill in log.kills] == [AT]
+    assert log.cgroup_limit_bytes == 200 * GIB
+    assert kind_of(log.path) == "kernel"
+    own = "[2026-01-20 09:17:33 TP0] Decode batch\n" * 99
+    assert kind_of(read(text + own, tmp_path).path) == "server"
+
+
+def test_an_event_of_the_node_is_no_containers(tmp_path: Path) -> None:
+    event = "Events:\n  Warning  SystemOOM  3m  kubelet  System OOM encountered, victim process: python3, pid: 7\n"
+    log = read(DESCRIBE.replace("OOMKilled", "Error").replace("Events:                <none>\n", event), tmp_path)
+    assert [(kill.pid, kill.at) for kill in log.kills] == [(7, None)]
+    assert log.cgroup_limit_bytes is None
+
+
+def test_kubectl_watching_says_a_kill_again(tmp_path: Path) -> None:
+    rows = """NAME       READY   STATUS                  RESTARTS      AGE
+sglang-0   0/1     OOMKilled               0             9m
+sglang-0   0/1     OOMKilled               0             9m
+sglang-0   1/1     Running                 1 (2s ago)    9m
+sglang-0   0/1     OOMKilled               1 (60s ago)   10m
+sglang-0   0/1     CrashLoopBackOff        1 (2s ago)    10m
+router-0   0/1     Init:OOMKilled          0             10m
+router-1   0/1     Evicted                 0             10m
+"""
+    assert [kill.where.line for kill in read(rows, tmp_path).kills] == [2, 5, 7]
+    assert [kill.at for kill in read(rows.split("\n", 2)[1] + "\n" + DESCRIBE, tmp_path).kills] == [AT]
+
+
+def inspected(number: int, *, memory: int, killed: bool, running: bool = False) -> dict[str, object]:
+    return {
+        "Id": f"{number:064x}",
+        "State": {"Status": "exited", "Running": running, "OOMKilled": killed, "ExitCode": 137, "StartedAt": "",
+                  "FinishedAt": "2026-01-20T10:18:02+01:00"},
+        "Name": f"/s{number}",
+        "HostConfig": {"CpuShares": 0, "Memory": memory, "MemoryReservation": 5},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("indent", [4, 5, None], ids=["docker", "podman", "one line"])
+def test_docker_inspect_of_several_containers(indent: int | None, tmp_path: Path) -> None:
+    both = [inspected(1, memory=3, killed=False), inspected(2, memory=440 * GIB, killed=True)]
+    for containers in (both, both[::-1]):
+        log = read(json.dumps(containers, indent=indent), tmp_path)
+        assert [kill.at for kill in log.kills] == [AT]
+        assert log.cgroup_limit_bytes == 440 * GIB
+    unlimited = [both[0], inspected(2, memory=0, killed=True)]
+    assert read(json.dumps(unlimited, indent=indent), tmp_path).cgroup_limit_bytes is None
+
+
+def test_a_container_that_still_runs_was_finished_before_its_kill(tmp_path: Path) -> None:
+    text = json.dumps([inspected(1, memory=9, killed=True, running=True)], indent=4)
+    assert [kill.at for kill in read(text, tmp_path).kills] == [None]
+
+
+def test_docker_events(tmp_path: Path) -> None:
+    container = "f" * 64 + " (image=lmsysorg/sglang:v0.5.5, name=sglang)"
+    text = "".join(f"2026-01-20T09:18:02.5+00:00 container {what} {container}\n" for what in ("oom", "die", "start"))
+    assert [(teller_of(kill), kill.at) for kill in read(text, tmp_path).kills] == [("Docker", AT)]
+
+
+@pytest.mark.parametrize(
+    ("text", "kills"),
+    [
+        (UNIT + UNIT, 2),
+        ((UNIT.split("\n", 2)[2]) * 3, 3),
+        (UNIT.replace(HAPPENED, "systemd-oomd killed 9 process(es) in this unit"), 1),
+        (UNIT.replace(HAPPENED, "The kernel OOM killer killed some processes in this unit"), 1),
+        ("".join(line.partition(": ")[2] + "\n" for line in UNIT.splitlines()), 1),
+        (STATUS + UNIT, 1),
+        (STATUS, 1),
+        (STATUS.replace("failed", "activating (auto-restart)"), 1),
+    ],
+    ids=["twice", "older, thrice", "oomd", "kernel", "cat", "status", "status alone", "restarting"],
+)  # fmt: skip
+def test_systemd_says_each_kill_once(text: str, kills: int, tmp_path: Path) -> None:
+    log = read(text, tmp_path)
+    assert len(log.kills) == kills
+    assert kind_of(log.path) == "kernel"
+    assert {kill.at for kill in log.kills} <= {AT, AT.replace(second=3), None}
+
+
+def test_the_journal_in_json(tmp_path: Path) -> None:
+    def entry(who: str, message: str) -> str:
+        at = str(int(AT.replace(tzinfo=UTC).timestamp() * 1e6))
+        return json.dumps({"__REALTIME_TIMESTAMP": at, "SYSLOG_IDENTIFIER": who, "MESSAGE": message}) + "\n"
+
+    systemd = "".join(entry("systemd", line.partition("]: ")[2]) for line in UNIT.splitlines())
+    kernel = entry("kernel", "Out of memory: Killed process 77 (sglang::schedul) total-vm:9kB, anon-rss:5kB")
+    for text, pid in ((systemd, None), (kernel + systemd, 77)):
+        log = read(text, tmp_path)
+        assert [(kill.at, kill.pid) for kill in log.kills] == [(AT, pid)]
+        assert kind_of(log.path) == "kernel"
+
+
+def test_a_folder_with_the_pods_yaml_and_the_nodes_log_has_one_kill(tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text("[2026-01-20 09:17:33 TP0] Decode batch\n")
+    (tmp_path / "values.yaml").write_text("resources:\n  limits:\n    memory: 1Gi\n")
+    (tmp_path / "pod.yaml").write_text(in_yaml(pod(KILLED)).replace("a\nb", "a"))
+    assert [Path(path).name for path in sort_files([str(tmp_path)]).kernel_logs] == ["pod.yaml"]
+    assert len(gather([str(tmp_path)]).kills) == 1
+    line = "Memory cgroup out of memory: Killed process 77 (sglang::schedul) total-vm:9kB, anon-rss:5kB"
+    (tmp_path / "dmesg.txt").write_text(f"[Tue Jan 20 10:18:01 2026] {line}\n")
+    assert [kill.pid for kill in gather([str(tmp_path)]).kills] == [77]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
-from hicache_lab.incident.told import Told
+from hicache_lab.incident.told import Told, concerns
 from hicache_lab.logs.assemble import Assembler
 from hicache_lab.logs.events import Event, KernelOom, Where
 from hicache_lab.logs.reader import chunks
@@ -83,11 +84,12 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
     for chunk in chunks(path):
         for raw in chunk.removesuffix(b"\n").split(b"\n"):
             number += 1
-            line = raw.decode("utf-8", "replace").rstrip("\r")
+            line = plain(raw.decode("utf-8", "replace").rstrip("\r"))
             where = Where(path, number)
             log = _facts(log, line, where, seen_huge if not kills else None)
             known += looks_like_kernel(line)
-            told.feed(line, where, _time(line, year)[0])
+            if concerns(line):
+                told.feed(line, where, _time(line, year)[0])
             if (match := _KILL.search(line)) is not None:
                 at, uptime = _time(line, year)
                 kills += [replace(kill, at=at, uptime_s=uptime, text=line.strip()) for kill in _kills(match[1], where)]
@@ -106,6 +108,19 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
 def looks_like_kernel(line: str) -> bool:
     """Whether a line has the form of dmesg, ``dmesg -T`` or a journal's kernel line."""
     return _LINE.search(line) is not None
+
+
+def plain(line: str) -> str:
+    """A line of ``journalctl -o json`` as ``-o short-iso --utc`` prints it; any other as it is."""
+    if line[:2] != '{"' or '"__REALTIME_TIMESTAMP"' not in line:
+        return line
+    try:
+        entry = json.loads(line)
+        at = datetime.fromtimestamp(int(entry["__REALTIME_TIMESTAMP"]) / 1e6, UTC)
+    except (ValueError, TypeError, KeyError, OverflowError, OSError, RecursionError):
+        return line
+    who = f"{entry.get('_HOSTNAME', '-')} {entry.get('SYSLOG_IDENTIFIER', '-')}"
+    return f"{at:%Y-%m-%dT%H:%M:%S}+0000 {who}: {entry.get('MESSAGE')}"
 
 
 def _kills(message: str, where: Where) -> Iterator[KernelOom]:

@@ -6,40 +6,62 @@ What is read: ``kubectl describe pod``, ``kubectl get pod`` (also ``-o yaml`` an
 
 from __future__ import annotations
 
+import json
 import re
-from bisect import bisect
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from email.utils import parsedate_to_datetime
 
 from hicache_lab.logs.events import Event, KernelOom, Where
 from hicache_lab.units import GB, GIB, KB, KIB, MB, MIB, TB, TIB
 
 _UNIT = re.compile(
-    r"systemd(?:\[\d+\])?: (\S+): "
-    r"(?:A process of this unit has been killed by the OOM killer|(Failed with result 'oom-kill'))"
+    r"(?:^|systemd(?:\[\d+\])?: )(\S+\.(?:service|scope|slice)): (?:(A process of this unit has been killed by the OOM "
+    r"killer|The kernel OOM killer killed some processes|systemd-oomd killed .{1,9} process\(es\))|"
+    r"Failed with result 'oom-kill')"
 )
-_POD = re.compile(
-    r"^\s*-?\s*(?:Reason:\s+OOMKilled|\"?reason\"?:\s*\"?OOMKilled\"?)\s*,?\s*$"  # describe; yaml and json
-    r"|^(?:\S+\s+)?\S+\s+\d+/\d+\s+OOMKilled\s"  # the table of kubectl get pod
-)
+_STATUS = re.compile(r"^\s+Active: \w+(?: \([\w-]+\))? \(Result: oom-kill\) since \w+ (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_REASON = re.compile(
+    r"^\s*-?\s*(?:Reason:\s+OOMKilled|\"?reason\"?:\s*\"?OOMKilled\"?)\s*,?\s*$"
+)  # describe; yaml, json
+# kubectl get pod, with -A and --output-watch-events: the pod and how often it was restarted
+_TABLE = re.compile(r"^(?:\S+\s+){0,2}?(\S+)\s+\d+/\d+\s+(?:Init:)?OOMKilled\s+(\d+)\s")
 # the kubelet's event about its node
 _VICTIM = re.compile(r"System OOM encountered, victim process: (?P<comm>[^,]+), pid: (?P<pid>\d+)")
 _DOCKER = re.compile(r"^\s*\"OOMKilled\":\s*true\s*,?\s*$")
+_DOCKER_EVENT = re.compile(r"^\d{4}-\d\d-\d\dT\S+ container oom [0-9a-f]{12,64} \(")
 _FINISHED = re.compile(r"^\s*-?\s*(?:Finished|\"?finishedAt\"?|\"FinishedAt\"):\s*\"?([^\"]+?)\"?\s*,?\s*$")
-_SECTION = re.compile(r"[A-Z]")
-_CONTAINER = re.compile(r"^  [\w.-]+:\s*$")
-_LIMITS = re.compile(r"^(\s*)-?\s*\"?[Ll]imits\"?:\s*\{?\s*$")
-_MEMORY = re.compile(r"^(\s*)\"?memory\"?:\s*\"?(\d+)(|k|M|G|T|Ki|Mi|Gi|Ti)\"?\s*,?\s*$")
-_FACTORS = {"": 1, "k": KB, "M": MB, "G": GB, "T": TB, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB}
+_MEMORY = re.compile(r"^\s*\"?memory\"?:\s*\"?(\d+(?:\.\d+)?)(|m|[kMGTPE]|[KMGTPE]i|[eE]\d{1,2})\"?\s*,?\s*$")
+_HOST_MEMORY = re.compile(r"^\s*\"Memory\":\s*([1-9]\d*)\s*,?\s*$")
+_KEY = re.compile(r"^(\s*(?:- +)*)\"?([A-Za-z][\w./-]*(?: [A-Za-z]+)?)\"?:(?:\s+(.*))?$")
+_ITEM = re.compile(r"^( *)(?:- |\{\s*$)")
+# what begins in the first column of such a document; a message of the container's may begin there too
+_TOP = (
+    "Name|Namespace|Containers|Init Containers|Ephemeral Containers|Conditions|Volumes|Events|"
+    "apiVersion|items|kind|metadata|spec|status"
+)
+_OUTLINED = re.compile(rf'[\s{{"-]|\[\s*(?:$|[{{"])|(?:{_TOP}):')
+_DESCRIBED = ("Containers", "Init Containers", "Ephemeral Containers")
+_LISTED = frozenset(
+    kind + suffix for kind in ("container", "initContainer", "ephemeralContainer") for suffix in ("s", "Statuses")
+)
+_ENDED = ("terminated", "State", "Last State")
+_FACTORS = {"": 1, "k": KB, "M": MB, "G": GB, "T": TB, "P": 1000 * TB, "E": 1000**2 * TB}
+_FACTORS |= {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB, "Pi": 1024 * TIB, "Ei": 1024**2 * TIB}
 _NAMES = {"systemd": "systemd", "kubernetes": "Kubernetes", "docker": "Docker"}
-# lines between a reason and the time that belongs to it: describe has three, docker inspect six
+# lines between a reason and the time that belongs to it, where only these were copied
 _NEAR_BEFORE, _NEAR_AFTER = 2, 8
+
+
+def concerns(line: str) -> bool:
+    """Whether a line can matter here at all: most of a kernel log cannot."""
+    return "oom" in line or "OOM" in line or _OUTLINED.match(line) is not None or line[1:8] == "inished"
 
 
 def tells_of_a_kill(line: str) -> bool:
     """Whether a line is one of those fields."""
-    return _teller(line) is not None
+    return any(_teller(one) is not None for one in _lines(line))
 
 
 def teller_of(kill: KernelOom) -> str | None:
@@ -48,99 +70,233 @@ def teller_of(kill: KernelOom) -> str | None:
 
 
 @dataclass
+class _Container:
+    """One container of a pod or of Docker; in yaml and json its name may follow what is said about it."""
+
+    pod: int
+    name: str | None = None
+    indent: int | None = None
+
+    @property
+    def key(self) -> tuple[int, str | None]:
+        return self.pod, self.name
+
+
+@dataclass(eq=False)
+class _Level:
+    """A key whose entries stand deeper than itself."""
+
+    indent: int
+    key: str
+    container: _Container | None = None
+    running: bool = False
+
+
+@dataclass
+class _Outline:
+    """Where in a described, yaml or json document a line stands, told by its indentation."""
+
+    levels: list[_Level] = field(default_factory=list)
+    containers: list[_Container] = field(default_factory=list)
+    _pods: int = 0
+    _spec: int | None = None
+
+    def feed(self, line: str) -> None:
+        if _OUTLINED.match(line) is None:
+            return
+        if (item := _ITEM.match(line)) is not None:
+            self._begin_item(len(item[1]))
+        if (match := _KEY.match(line)) is not None:
+            self._begin_key(len(match[1].expandtabs()), match[2], (match[3] or "").strip())
+
+    @property
+    def container(self) -> _Container | None:
+        return next((level.container for level in reversed(self.levels) if level.container is not None), None)
+
+    def parent(self, line: str) -> _Level | None:
+        """The key that the line is an entry of."""
+        return self.levels[-2] if len(self.levels) > 1 and _KEY.match(line) is not None else None
+
+    def _begin_item(self, indent: int) -> None:
+        while self.levels and self.levels[-1].indent > indent:
+            self.levels.pop()
+        if self.levels and self.levels[-1].key in _LISTED:
+            self.levels[-1].container = self._new(None)
+
+    def _begin_key(self, indent: int, key: str, value: str) -> None:
+        while self.levels and self.levels[-1].indent >= indent:
+            self.levels.pop()
+        above = self.levels[-1] if self.levels else None
+        level = _Level(indent, key)
+        if (indent == 0 and key == "Name") or (key == "spec" and (self._spec is None or indent <= self._spec)):
+            self._pods += 1
+            self._spec = indent if key == "spec" else None
+        elif above is None and key == "Id":
+            # docker and podman begin each container with it
+            self._pods += 1
+        elif above is not None and above.key in _DESCRIBED and not value:
+            level.container = self._new(key)
+        elif above is None and key in ("State", "HostConfig") and value == "{":
+            level.container = self._new("")
+        elif above is not None and above.container is not None and above.key in _LISTED:
+            above.container.indent = indent if above.container.indent is None else above.container.indent
+            if key == "name" and indent == above.container.indent:
+                above.container.name = value.strip('",')
+        elif above is not None and key == "Running":
+            above.running = value.startswith("true")
+        self.levels.append(level)
+
+    def _new(self, name: str | None) -> _Container:
+        self.containers.append(_Container(self._pods, name))
+        return self.containers[-1]
+
+
+@dataclass
 class Told:
     """Reads the lines of one file in order.
 
     Attributes:
-        kills: what was told, in order; a time with a zone is given in UTC.
-        limits: the containers' memory limits in bytes, with their lines.
-        described: the line at which ``kubectl describe`` begins each container.
+        limits: the containers' memory limits in bytes, with their lines and whose they are.
     """
 
-    kills: list[KernelOom] = field(default_factory=list)
-    limits: list[tuple[int, Event]] = field(default_factory=list)
-    described: list[int] = field(default_factory=list)
-    _containers: bool = False
-    _finished: tuple[int, datetime] | None = None
-    _limits: tuple[int, int] | None = None
-    _units: set[str] = field(default_factory=set)
+    limits: list[tuple[int, Event, _Container | None]] = field(default_factory=list)
+    _kills: list[tuple[KernelOom, _Container | None, _Level | None]] = field(default_factory=list)
+    _outline: _Outline = field(default_factory=_Outline)
+    _finished: tuple[int, datetime, _Level | None] | None = None
+    _units: dict[str, str] = field(default_factory=dict)
+    _rows: set[tuple[str, str]] = field(default_factory=set)
 
     def feed(self, line: str, where: Where, at: datetime | None) -> None:
         """One line; ``at`` is the time it begins with, if it does."""
-        if _SECTION.match(line):
-            self._containers = line.rstrip() in ("Containers:", "Init Containers:")
-        if self._containers and _CONTAINER.match(line):
-            self.described.append(where.line)
-        self._limit(line, where)
-        if (match := _FINISHED.match(line)) is not None:
-            self._time(match[1], where.line)
-        teller = _teller(line)
-        if teller is None or not self._first_word(line):
-            return
-        if at is None and self._finished is not None and where.line - self._finished[0] <= _NEAR_BEFORE:
-            at = self._finished[1]
-        victim = _VICTIM.search(line)
-        self.kills.append(
-            KernelOom(
-                where=where,
-                at=at,
-                text=line.strip()[:500],
-                variant=f"kernel_oom.{teller}",
-                comm=victim["comm"] if victim else None,
-                pid=int(victim["pid"]) if victim else None,
-            )
-        )
+        for one in _lines(line):
+            self._feed(one, where, at)
+
+    @property
+    def kills(self) -> list[KernelOom]:
+        """What was told, in order; a time with a zone is given in UTC."""
+        # the table of pods repeats what the description of one says with its time
+        described = any(scope is not None for _, _, scope in self._kills)
+        return [kill for kill, _, _ in self._kills if not (described and _TABLE.match(kill.text + " "))]
 
     @property
     def limit(self) -> tuple[int, Event] | None:
-        """The limit of the container that was killed; None where several are listed and nothing says whose is whose."""
-        if not self.described:
-            return self.limits[0] if len({size for size, _ in self.limits}) == 1 else None
-        killed = {self._container(kill) for kill in self.kills}
-        return next((one for one in self.limits if self._container(one[1]) in killed), None)
+        """The limit of the container that was killed; None where nothing says whose is whose."""
+        killed = {owner.key for _, owner, _ in self._kills if owner is not None}
+        known = {one.key for one in self._outline.containers}
+        if not killed and (len(known) > 1 or (known and self._kills)):
+            return None
+        found = [
+            (size, event)
+            for size, event, owner in self.limits
+            if not killed or (owner is not None and owner.key in killed)
+        ]
+        return found[0] if len({size for size, _ in found}) == 1 else None
 
-    def _container(self, event: Event) -> int:
-        return bisect(self.described, event.where.line)
+    def _feed(self, line: str, where: Where, at: datetime | None) -> None:
+        self._outline.feed(line)
+        parent = self._outline.parent(line)
+        self._limit(line, where, parent)
+        if (match := _FINISHED.match(line)) is not None:
+            self._time(match[1], where.line, parent)
+        teller = _teller(line)
+        if teller is None or not self._first_word(line):
+            return
+        if _REASON.match(line) and parent is not None and parent.key not in _ENDED:
+            return
+        if at is None and self._finished is not None:
+            number, finished, scope = self._finished
+            if scope is parent and (scope is not None or where.line - number <= _NEAR_BEFORE):
+                at = finished
+        if (status := _STATUS.match(line)) is not None:
+            at = datetime.fromisoformat(status[1])
+        if parent is None or not (_REASON.match(line) or _DOCKER.match(line)):
+            owner = parent = None
+        else:
+            owner = self._outline.container
+        victim = _VICTIM.search(line)
+        kill = KernelOom(
+            where=where,
+            at=at,
+            text=line.strip()[:500],
+            variant=f"kernel_oom.{teller}",
+            comm=victim["comm"] if victim else None,
+            pid=int(victim["pid"]) if victim else None,
+        )
+        self._kills.append((kill, owner, parent))
 
     def _first_word(self, line: str) -> bool:
-        # systemd says it twice: when it happens, and as the reason of the unit's failure
-        match = _UNIT.search(line)
-        if match is None:
+        if (row := _TABLE.match(line)) is not None:
+            # kubectl get pod -w says it again
+            again = (row[1], row[2]) in self._rows
+            self._rows.add((row[1], row[2]))
+            return not again
+        if (match := _UNIT.search(line)) is None:
+            # systemctl status ends with the journal's last lines
+            self._units |= {"": "status"} if _STATUS.match(line) else {}
             return True
-        again = match[2] is not None and match[1] in self._units
-        self._units.add(match[1])
-        return not again
+        # systemd says it when it happens, some releases in two ways, and as the reason of the unit's failure
+        unit, words = match[1], match[2]
+        if words is None:
+            return [self._units.pop(unit, None), self._units.pop("", None)] == [None, None]
+        said = self._units.setdefault(unit, words)
+        return said == words and "" not in self._units
 
-    def _time(self, text: str, number: int) -> None:
+    def _time(self, text: str, number: int, scope: _Level | None) -> None:
         at = _moment(text)
-        if at is None:
+        # a container that runs has finished before
+        if at is None or (scope is not None and scope.running):
             return
-        self._finished = number, at
-        last = self.kills[-1] if self.kills else None
-        if last is not None and last.at is None and number - last.where.line <= _NEAR_AFTER:
-            self.kills[-1] = replace(last, at=at)
+        self._finished = number, at, scope
+        last, owner, killed = self._kills[-1] if self._kills else (None, None, None)
+        if last is None or last.at is not None or killed is not scope:
+            return
+        if scope is not None or (_copied(last.text) and number - last.where.line <= _NEAR_AFTER):
+            self._kills[-1] = replace(last, at=at), owner, killed
 
-    def _limit(self, line: str, where: Where) -> None:
-        if (match := _LIMITS.match(line)) is not None:
-            self._limits = where.line, len(match[1])
+    def _limit(self, line: str, where: Where, parent: _Level | None) -> None:
+        if parent is None:
             return
-        match = _MEMORY.match(line)
-        if match is None or self._limits is None:
-            return
-        begun, depth = self._limits
-        # the limits' own entries stand deeper and at once: requests have a memory too
-        if where.line - begun > 6 or len(match[1]) <= depth:
-            return
-        self._limits = None
-        self.limits.append((int(match[2]) * _FACTORS[match[3]], Event(where=where, text=line.strip())))
+        size = None
+        if parent.key in ("Limits", "limits") and (match := _MEMORY.match(line)) is not None:
+            size = _quantity(match[1], match[2])
+        elif parent.key == "HostConfig" and (match := _HOST_MEMORY.match(line)) is not None:
+            size = int(match[1])
+        if size is not None:
+            self.limits.append((size, Event(where=where, text=line.strip()), self._outline.container))
+
+
+def _copied(text: str) -> bool:
+    return _REASON.match(text) is not None or _DOCKER.match(text) is not None
+
+
+def _lines(line: str) -> list[str]:
+    """json on one line (docker inspect -f '{{json .}}', jq -c) as the lines it has when printed with indents."""
+    if line[:1] not in ("{", "[") or line[1:2] not in ("{", '"') or "OOMKilled" not in line:
+        return [line]
+    try:
+        return json.dumps(json.loads(line), indent=4).split("\n")
+    except (ValueError, RecursionError):
+        return [line]
+
+
+def _quantity(number: str, suffix: str) -> int:
+    """A quantity of Kubernetes in bytes."""
+    if suffix == "m":
+        return int(Decimal(number) / 1000)
+    if suffix[:1] in ("e", "E") and len(suffix) > 1 and suffix != "Ei":
+        return int(Decimal(number + suffix))
+    return int(Decimal(number) * _FACTORS[suffix])
 
 
 def _teller(line: str) -> str | None:
-    if _UNIT.search(line):
+    # most lines are none of these: cheap tests before the exact ones
+    if "oom" not in line and "OOM" not in line:
+        return None
+    if _UNIT.search(line) or _STATUS.match(line):
         return "systemd"
-    if _DOCKER.match(line):
+    if _DOCKER.match(line) or _DOCKER_EVENT.match(line):
         return "docker"
-    return "kubernetes" if _POD.match(line) or _VICTIM.search(line) else None
+    return "kubernetes" if _REASON.match(line) or _TABLE.match(line + " ") or _VICTIM.search(line) else None
 
 
 def _moment(text: str) -> datetime | None:
