@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hicache_lab.errors import InputError
-from hicache_lab.incident.kernel import looks_like_kernel
+from hicache_lab.incident.kernel import looks_like_kernel, plain
 from hicache_lab.incident.memory import holds_samples
 from hicache_lab.incident.told import tells_of_a_kill
 from hicache_lab.logs.reader import STDIN, chunks
@@ -19,6 +19,10 @@ _LOG_NAME = re.compile(r"\.(log|txt|out|err)\b")
 _OTHER_NAME = re.compile(r"\.(md|html?|json|ya?ml|toml|png|svg|pdf|ipynb|parquet|py|sh)$")
 # a record of SGLang's, wherever a container has put it
 _SERVER = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]{0,80}\] |\[\d\d:\d\d:\d\d (?:DP|TP)\d|\bserver_args=")
+# how kubectl describe, -o yaml, -o json and docker inspect begin
+_REPORT = re.compile(
+    rb'\s*(?:Name:[^\n]*\n(?:[A-Z][^\n]*\n)?Namespace:|apiVersion:|\{\s*"apiVersion":|\[\s*\{\s*"Id":)'
+)
 _OOM = re.compile(r"invoked oom-killer|oom-kill:constraint|[Oo]ut of memory: Kill")
 
 
@@ -58,10 +62,15 @@ def _members(path: str) -> Iterator[str]:
         yield path
         return
     inside = [p for p in sorted(Path(path).iterdir()) if p.is_file() and not p.name.startswith(".")]
-    inside = [p for p in inside if not _OTHER_NAME.search(p.name)]
+    inside = [p for p in inside if not _OTHER_NAME.search(p.name) or _describes_a_kill(p)]
     if not inside:
         raise InputError(f"{path}: no server log in this folder; name the log file itself")
     yield from (str(p) for p in inside)
+
+
+def _describes_a_kill(path: Path) -> bool:
+    """Whether a document is what kubectl or docker tell of a killed container."""
+    return path.suffix in (".json", ".yaml", ".yml") and kind_of(str(path)) == "kernel"
 
 
 def kind_of(path: str) -> str:
@@ -71,9 +80,11 @@ def kind_of(path: str) -> str:
         InputError: it cannot be read.
     """
     head = next(chunks(path, size=_HEAD), b"")[:_HEAD]
+    if _REPORT.match(head) and _report_of_a_kill(path):
+        return "kernel"
     if _SERVER.search(head):
         return "server"
-    lines = [line.rstrip("\r") for line in head.decode("utf-8", "replace").split("\n")]
+    lines = [plain(line.rstrip("\r")) for line in head.decode("utf-8", "replace").split("\n")]
     if holds_samples(path, lines):
         return "memory"
     written = [line for line in lines if line.strip()]
@@ -82,3 +93,14 @@ def kind_of(path: str) -> str:
         return "log"
     # the journal of a whole machine may hold the server's lines too
     return "server" if any(_SERVER.search(chunk) for chunk in chunks(path)) else "kernel"
+
+
+def _report_of_a_kill(path: str) -> bool:
+    """Whether a container's description tells of its end; the message in it may quote the server's last lines."""
+    lines = told = server = 0
+    for chunk in chunks(path):
+        for raw in chunk.split(b"\n"):
+            lines += 1
+            server += _SERVER.search(raw) is not None
+            told += tells_of_a_kill(raw.decode("utf-8", "replace").rstrip("\r"))
+    return bool(told) and 2 * server < lines
