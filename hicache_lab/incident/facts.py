@@ -10,6 +10,7 @@ from functools import cached_property
 from hicache_lab.incident.folder import Files, sort_files
 from hicache_lab.incident.kernel import KernelLog, read_kernel_log
 from hicache_lab.incident.memory import Sample, lowest, read_memory
+from hicache_lab.incident.told import teller_of
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.collect import Log, read_log
 from hicache_lab.logs.run import Run
@@ -60,7 +61,9 @@ class Facts:
     def kills(self) -> list[ev.KernelOom]:
         """Kernel kills in all logs given."""
         mixed = [event for event in self.log.events() if isinstance(event, ev.KernelOom)]
-        return [kill for log in self.kernel for kill in log.kills] + mixed
+        kills = [kill for log in self.kernel for kill in log.kills] + mixed
+        own = [kill for kill in kills if teller_of(kill) is None]
+        return [kill for kill in kills if teller_of(kill) is None or not any(_same_kill(kill, one) for one in own)]
 
     @property
     def total(self) -> Amount | None:
@@ -266,6 +269,15 @@ class RunFacts:
 
 # a container's clock is mostly UTC and its host's is local: time zones differ by whole half hours
 _ZONES = sorted((timedelta(minutes=30 * n) for n in range(-28, 29) if n), key=abs)
+
+
+def _same_kill(told: ev.KernelOom, own: ev.KernelOom) -> bool:
+    """Whether a kill that others tell of is one of the kernel's own, by clocks that may be of two time zones."""
+    if told.at is None or own.at is None:
+        return True
+    apart = abs(told.at - own.at)
+    half_hour = timedelta(minutes=30)
+    return apart <= 28 * half_hour and min(apart % half_hour, half_hour - apart % half_hour) <= timedelta(seconds=30)
 
 
 def _server_like(comm: str | None) -> bool:
