@@ -124,6 +124,7 @@ def test_the_kubelet_names_its_victim(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "Jan 20 09:18:02 node logger[3]: saw systemd: s.service: Failed with result 'oom-kill'.\n",
         DESCRIBE.replace("OOMKilled", "Error"),
         YAML.replace("OOMKilled", "Completed"),
         DOCKER.replace("true,\n", "false,\n"),
@@ -275,6 +276,7 @@ def test_a_limit_is_the_killed_containers(
         ("440000000000000m", 440 * GB),
         ("1.5Ti", 1536 * GIB),
         ("1P", 1000000 * GB),
+        ("1e99", 2**63 - 1),
     ],
 )
 def test_quantities(written: str, limit_bytes: int, tmp_path: Path) -> None:
@@ -390,3 +392,35 @@ def test_a_folder_with_the_pods_yaml_and_the_nodes_log_has_one_kill(tmp_path: Pa
     line = "Memory cgroup out of memory: Killed process 77 (sglang::schedul) total-vm:9kB, anon-rss:5kB"
     (tmp_path / "dmesg.txt").write_text(f"[Tue Jan 20 10:18:01 2026] {line}\n")
     assert [kill.pid for kill in gather([str(tmp_path)]).kills] == [77]
+    (tmp_path / "dmesg.txt").write_text(f"[Tue Jan 20 10:18:01 2026] {line}\n".replace("sglang::schedul", "java"))
+    assert [kill.pid for kill in gather([str(tmp_path)]).kills] == [77, None]
+
+
+def test_the_same_kill_in_a_table_a_description_and_yaml_is_one(tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text("[2026-01-20 09:17:33 TP0] Decode batch\n")
+    for name, text in (("a.txt", TABLE), ("b.txt", DESCRIBE), ("c.yaml", YAML), ("d.txt", DESCRIBE + "\n" + YAML)):
+        (tmp_path / name).write_text(text)
+    assert [kill.at for kill in read_kernel_log(str(tmp_path / "d.txt")).kills] == [AT]
+    (tmp_path / "d.txt").unlink()
+    assert [kill.at for kill in gather([str(tmp_path)]).kills] == [AT]
+    # another pod, described alike, was killed in the same second
+    (tmp_path / "e.txt").write_text(DESCRIBE.replace("sglang-0", "sglang-1"))
+    assert [kill.at for kill in gather([str(tmp_path)]).kills] == [AT, AT]
+
+
+def test_two_units_and_two_containers_are_killed_in_the_same_second(tmp_path: Path) -> None:
+    two = (UNIT + UNIT.replace("s.service", "t.service")).splitlines(keepends=True)
+    assert len(read("".join(sorted(two)), tmp_path).kills) == 2
+    event = "2026-01-20T09:18:02.5+00:00 container oom {} (image=i, name={})\n"
+    assert len(read(event.format("a" * 64, "a") + event.format("b" * 64, "b"), tmp_path).kills) == 2
+
+
+def test_two_pods_of_an_old_kubectl(tmp_path: Path) -> None:
+    old = "Name:\t\tsglang-0\nNamespace:\tdefault\nContainers:\n  sglang:\n    Limits:\n      memory:\t440Gi\n"
+    old += "    State:\t\tWaiting\n      Reason:\t\tCrashLoopBackOff\n    Last State:\t\tTerminated\n"
+    old += "      Reason:\t\tOOMKilled\n      Exit Code:\t1\n      Finished:\t\tTue, 20 Jan 2026 10:18:02 +0100\n"
+    other = old.replace("OOMKilled", "Error").replace("440Gi", "1Gi").replace("sglang-0", "router-0")
+    for text in (old + "\n" + other, other + "\n" + old, other + "Volumes:\n" + old):
+        log = read(text, tmp_path)
+        assert [kill.at for kill in log.kills] == [AT]
+        assert log.cgroup_limit_bytes == 440 * GIB

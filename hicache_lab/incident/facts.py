@@ -10,7 +10,7 @@ from functools import cached_property
 from hicache_lab.incident.folder import Files, sort_files
 from hicache_lab.incident.kernel import KernelLog, read_kernel_log
 from hicache_lab.incident.memory import Sample, lowest, read_memory
-from hicache_lab.incident.told import teller_of
+from hicache_lab.incident.told import once, teller_of
 from hicache_lab.logs import events as ev
 from hicache_lab.logs.collect import Log, read_log
 from hicache_lab.logs.run import Run
@@ -62,8 +62,9 @@ class Facts:
         """Kernel kills in all logs given."""
         mixed = [event for event in self.log.events() if isinstance(event, ev.KernelOom)]
         kills = [kill for log in self.kernel for kill in log.kills] + mixed
-        own = [kill for kill in kills if teller_of(kill) is None]
-        return [kill for kill in kills if teller_of(kill) is None or not any(_same_kill(kill, one) for one in own)]
+        own = [kill for kill in kills if teller_of(kill) is None and _server_like(kill.comm)]
+        told = (kill for kill in kills if teller_of(kill) is None or not any(_same_kill(kill, one) for one in own))
+        return once(told)
 
     @property
     def total(self) -> Amount | None:

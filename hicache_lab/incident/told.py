@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
 
@@ -17,11 +18,11 @@ from hicache_lab.logs.events import Event, KernelOom, Where
 from hicache_lab.units import GB, GIB, KB, KIB, MB, MIB, TB, TIB
 
 _UNIT = re.compile(
-    r"(?:^|systemd(?:\[\d+\])?: )(\S+\.(?:service|scope|slice)): (?:(A process of this unit has been killed by the OOM "
-    r"killer|The kernel OOM killer killed some processes|systemd-oomd killed .{1,9} process\(es\))|"
-    r"Failed with result 'oom-kill')"
+    r"^(?:(?:(?!: ).)*\bsystemd(?:\[\d+\])?: )?(\S+\.(?:service|scope|slice)): "
+    r"(?:(A process of this unit has been killed by the OOM killer|The kernel OOM killer killed some processes|"
+    r"systemd-oomd killed .{1,9} process\(es\))|Failed with result 'oom-kill')"
 )
-_STATUS = re.compile(r"^\s+Active: \w+(?: \([\w-]+\))? \(Result: oom-kill\) since \w+ (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_STATUS = re.compile(r"^\s*Active: \w+(?: \([\w-]+\))? \(Result: oom-kill\) since \w+ (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _REASON = re.compile(
     r"^\s*-?\s*(?:Reason:\s+OOMKilled|\"?reason\"?:\s*\"?OOMKilled\"?)\s*,?\s*$"
 )  # describe; yaml, json
@@ -67,6 +68,27 @@ def tells_of_a_kill(line: str) -> bool:
 def teller_of(kill: KernelOom) -> str | None:
     """``"Kubernetes"``, ``"systemd"`` or ``"Docker"``; None: the kernel's own line."""
     return _NAMES.get(kill.variant.rpartition(".")[2])
+
+
+def once(kills: Iterable[KernelOom]) -> list[KernelOom]:
+    """Kills without those that one teller tells of again in other words: in a table, in yaml, in a unit's status."""
+    every, kept = list(kills), list[KernelOom]()
+    for kill in every:
+        others = kept if kill.at is not None else [one for one in every if one.at is not None]
+        if teller_of(kill) is None or kill.pid is not None or not any(_says_again(kill, one) for one in others):
+            kept.append(kill)
+    return kept
+
+
+def _says_again(kill: KernelOom, other: KernelOom) -> bool:
+    if teller_of(kill) != teller_of(other) or _wording(kill) == _wording(other) or other.at is None:
+        return False
+    return kill.at is None or abs(kill.at - other.at) <= timedelta(seconds=2)
+
+
+def _wording(kill: KernelOom) -> str:
+    named = (_UNIT, _STATUS, _DOCKER_EVENT, _TABLE)
+    return next((pattern.pattern for pattern in named if pattern.match(kill.text + " ")), kill.text)
 
 
 @dataclass
@@ -174,9 +196,7 @@ class Told:
     @property
     def kills(self) -> list[KernelOom]:
         """What was told, in order; a time with a zone is given in UTC."""
-        # the table of pods repeats what the description of one says with its time
-        described = any(scope is not None for _, _, scope in self._kills)
-        return [kill for kill, _, _ in self._kills if not (described and _TABLE.match(kill.text + " "))]
+        return once(kill for kill, _, _ in self._kills)
 
     @property
     def limit(self) -> tuple[int, Event] | None:
@@ -284,7 +304,8 @@ def _quantity(number: str, suffix: str) -> int:
     if suffix == "m":
         return int(Decimal(number) / 1000)
     if suffix[:1] in ("e", "E") and len(suffix) > 1 and suffix != "Ei":
-        return int(Decimal(number + suffix))
+        # int64 is the most that Kubernetes keeps
+        return min(int(Decimal(number + suffix)), 2**63 - 1)
     return int(Decimal(number) * _FACTORS[suffix])
 
 
