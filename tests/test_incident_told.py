@@ -424,3 +424,9 @@ def test_two_pods_of_an_old_kubectl(tmp_path: Path) -> None:
         log = read(text, tmp_path)
         assert [kill.at for kill in log.kills] == [AT]
         assert log.cgroup_limit_bytes == 440 * GIB
+
+
+def test_very_long_blanks_are_read_at_once(tmp_path: Path) -> None:
+    blank = " " * 300_000
+    text = f"{blank}x\n{blank}reason: OOMKilled{blank}x\n" + DESCRIBE
+    assert [kill.at for kill in read(text, tmp_path).kills] == [AT]

@@ -24,17 +24,17 @@ _UNIT = re.compile(
 )
 _STATUS = re.compile(r"^\s*Active: \w+(?: \([\w-]+\))? \(Result: oom-kill\) since \w+ (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _REASON = re.compile(
-    r"^\s*-?\s*(?:Reason:\s+OOMKilled|\"?reason\"?:\s*\"?OOMKilled\"?)\s*,?\s*$"
+    r"^\s*(?:-\s+)?(?:Reason:\s+OOMKilled|\"?reason\"?:\s*\"?OOMKilled\"?)\s*(?:,\s*)?$"
 )  # describe; yaml, json
 # kubectl get pod, with -A and --output-watch-events: the pod and how often it was restarted
 _TABLE = re.compile(r"^(?:\S+\s+){0,2}?(\S+)\s+\d+/\d+\s+(?:Init:)?OOMKilled\s+(\d+)\s")
 # the kubelet's event about its node
 _VICTIM = re.compile(r"System OOM encountered, victim process: (?P<comm>[^,]+), pid: (?P<pid>\d+)")
-_DOCKER = re.compile(r"^\s*\"OOMKilled\":\s*true\s*,?\s*$")
+_DOCKER = re.compile(r"^\s*\"OOMKilled\":\s*true\s*(?:,\s*)?$")
 _DOCKER_EVENT = re.compile(r"^\d{4}-\d\d-\d\dT\S+ container oom [0-9a-f]{12,64} \(")
-_FINISHED = re.compile(r"^\s*-?\s*(?:Finished|\"?finishedAt\"?|\"FinishedAt\"):\s*\"?([^\"]+?)\"?\s*,?\s*$")
-_MEMORY = re.compile(r"^\s*\"?memory\"?:\s*\"?(\d+(?:\.\d+)?)(|m|[kMGTPE]|[KMGTPE]i|[eE]\d{1,2})\"?\s*,?\s*$")
-_HOST_MEMORY = re.compile(r"^\s*\"Memory\":\s*([1-9]\d*)\s*,?\s*$")
+_FINISHED = re.compile(r"^\s*(?:-\s+)?(?:Finished|\"?finishedAt\"?|\"FinishedAt\"):\s*\"?([^\"]+?)\"?\s*(?:,\s*)?$")
+_MEMORY = re.compile(r"^\s*\"?memory\"?:\s*\"?(\d+(?:\.\d+)?)(|m|[kMGTPE]|[KMGTPE]i|[eE]\d{1,2})\"?\s*(?:,\s*)?$")
+_HOST_MEMORY = re.compile(r"^\s*\"Memory\":\s*([1-9]\d*)\s*(?:,\s*)?$")
 _KEY = re.compile(r"^(\s*(?:- +)*)\"?([A-Za-z][\w./-]*(?: [A-Za-z]+)?)\"?:(?:\s+(.*))?$")
 _ITEM = re.compile(r"^( *)(?:- |\{\s*$)")
 # what begins in the first column of such a document; a message of the container's may begin there too
@@ -120,24 +120,27 @@ class _Outline:
 
     levels: list[_Level] = field(default_factory=list)
     containers: list[_Container] = field(default_factory=list)
+    _is_key: bool = False
     _pods: int = 0
     _spec: int | None = None
 
     def feed(self, line: str) -> None:
+        self._is_key = False
         if _OUTLINED.match(line) is None:
             return
         if (item := _ITEM.match(line)) is not None:
             self._begin_item(len(item[1]))
         if (match := _KEY.match(line)) is not None:
+            self._is_key = True
             self._begin_key(len(match[1].expandtabs()), match[2], (match[3] or "").strip())
 
     @property
     def container(self) -> _Container | None:
         return next((level.container for level in reversed(self.levels) if level.container is not None), None)
 
-    def parent(self, line: str) -> _Level | None:
-        """The key that the line is an entry of."""
-        return self.levels[-2] if len(self.levels) > 1 and _KEY.match(line) is not None else None
+    def parent(self) -> _Level | None:
+        """The key that the last line is an entry of."""
+        return self.levels[-2] if self._is_key and len(self.levels) > 1 else None
 
     def _begin_item(self, indent: int) -> None:
         while self.levels and self.levels[-1].indent > indent:
@@ -214,7 +217,7 @@ class Told:
 
     def _feed(self, line: str, where: Where, at: datetime | None) -> None:
         self._outline.feed(line)
-        parent = self._outline.parent(line)
+        parent = self._outline.parent()
         self._limit(line, where, parent)
         if (match := _FINISHED.match(line)) is not None:
             self._time(match[1], where.line, parent)
