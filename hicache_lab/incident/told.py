@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
 
+from hicache_lab.incident.outline import OUTLINED, Container, Level, Outline
 from hicache_lab.logs.events import Event, KernelOom, Where
 from hicache_lab.units import GB, GIB, KB, KIB, MB, MIB, TB, TIB
 
@@ -35,18 +36,6 @@ _DOCKER_EVENT = re.compile(r"^\d{4}-\d\d-\d\dT\S+ container oom [0-9a-f]{12,64} 
 _FINISHED = re.compile(r"^\s*(?:-\s+)?(?:Finished|\"?finishedAt\"?|\"FinishedAt\"):\s*\"?([^\"]+?)\"?\s*(?:,\s*)?$")
 _MEMORY = re.compile(r"^\s*\"?memory\"?:\s*\"?(\d+(?:\.\d+)?)(|m|[kMGTPE]|[KMGTPE]i|[eE]\d{1,2})\"?\s*(?:,\s*)?$")
 _HOST_MEMORY = re.compile(r"^\s*\"Memory\":\s*([1-9]\d*)\s*(?:,\s*)?$")
-_KEY = re.compile(r"^(\s*(?:- +)*)\"?([A-Za-z][\w./-]*(?: [A-Za-z]+)?)\"?:(?:\s+(.*))?$")
-_ITEM = re.compile(r"^( *)(?:- |\{\s*$)")
-# what begins in the first column of such a document; a message of the container's may begin there too
-_TOP = (
-    "Name|Namespace|Containers|Init Containers|Ephemeral Containers|Conditions|Volumes|Events|"
-    "apiVersion|items|kind|metadata|spec|status"
-)
-_OUTLINED = re.compile(rf'[\s{{"-]|\[\s*(?:$|[{{"])|(?:{_TOP}):')
-_DESCRIBED = ("Containers", "Init Containers", "Ephemeral Containers")
-_LISTED = frozenset(
-    kind + suffix for kind in ("container", "initContainer", "ephemeralContainer") for suffix in ("s", "Statuses")
-)
 _ENDED = ("terminated", "State", "Last State")
 _FACTORS = {"": 1, "k": KB, "M": MB, "G": GB, "T": TB, "P": 1000 * TB, "E": 1000**2 * TB}
 _FACTORS |= {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB, "Pi": 1024 * TIB, "Ei": 1024**2 * TIB}
@@ -57,7 +46,7 @@ _NEAR_BEFORE, _NEAR_AFTER = 2, 8
 
 def concerns(line: str) -> bool:
     """Whether a line can matter here at all: most of a kernel log cannot."""
-    return "oom" in line or "OOM" in line or _OUTLINED.match(line) is not None or line[1:8] == "inished"
+    return "oom" in line or "OOM" in line or OUTLINED.match(line) is not None or line[1:8] == "inished"
 
 
 def tells_of_a_kill(line: str) -> bool:
@@ -92,91 +81,6 @@ def _wording(kill: KernelOom) -> str:
 
 
 @dataclass
-class _Container:
-    """One container of a pod or of Docker; in yaml and json its name may follow what is said about it."""
-
-    pod: int
-    name: str | None = None
-    indent: int | None = None
-
-    @property
-    def key(self) -> tuple[int, str | None]:
-        return self.pod, self.name
-
-
-@dataclass(eq=False)
-class _Level:
-    """A key whose entries stand deeper than itself."""
-
-    indent: int
-    key: str
-    container: _Container | None = None
-    running: bool = False
-
-
-@dataclass
-class _Outline:
-    """Where in a described, yaml or json document a line stands, told by its indentation."""
-
-    levels: list[_Level] = field(default_factory=list)
-    containers: list[_Container] = field(default_factory=list)
-    _is_key: bool = False
-    _pods: int = 0
-    _spec: int | None = None
-
-    def feed(self, line: str) -> None:
-        self._is_key = False
-        if _OUTLINED.match(line) is None:
-            return
-        if (item := _ITEM.match(line)) is not None:
-            self._begin_item(len(item[1]))
-        if (match := _KEY.match(line)) is not None:
-            self._is_key = True
-            self._begin_key(len(match[1].expandtabs()), match[2], (match[3] or "").strip())
-
-    @property
-    def container(self) -> _Container | None:
-        return next((level.container for level in reversed(self.levels) if level.container is not None), None)
-
-    def parent(self) -> _Level | None:
-        """The key that the last line is an entry of."""
-        return self.levels[-2] if self._is_key and len(self.levels) > 1 else None
-
-    def _begin_item(self, indent: int) -> None:
-        while self.levels and self.levels[-1].indent > indent:
-            self.levels.pop()
-        if self.levels and self.levels[-1].key in _LISTED:
-            self.levels[-1].container = self._new(None)
-
-    def _begin_key(self, indent: int, key: str, value: str) -> None:
-        while self.levels and self.levels[-1].indent >= indent:
-            self.levels.pop()
-        above = self.levels[-1] if self.levels else None
-        level = _Level(indent, key)
-        if (indent == 0 and key == "Name") or (key == "spec" and (self._spec is None or indent <= self._spec)):
-            self._pods += 1
-            self._spec = indent if key == "spec" else None
-        elif above is None and key == "Id":
-            # docker and podman begin each container with it
-            self._pods += 1
-        elif above is not None and above.key in _DESCRIBED and not value:
-            level.container = self._new(key)
-        elif above is None and key in ("State", "HostConfig") and value == "{":
-            level.container = self._new("")
-        elif above is not None and above.container is not None and above.key in _LISTED:
-            above.container.indent = indent if above.container.indent is None else above.container.indent
-            if key == "name" and indent == above.container.indent:
-                above.container.name = value.strip('",')
-        elif above is not None and key == "Running":
-            above.running = value.startswith("true")
-        self.levels.append(level)
-
-    def _new(self, name: str | None) -> _Container:
-        self.containers.append(_Container(self._pods, name))
-        return self.containers[-1]
-
-
-@dataclass
 class Told:
     """Reads the lines of one file in order.
 
@@ -184,10 +88,10 @@ class Told:
         limits: the containers' memory limits in bytes, with their lines and whose they are.
     """
 
-    limits: list[tuple[int, Event, _Container | None]] = field(default_factory=list)
-    _kills: list[tuple[KernelOom, _Container | None, _Level | None]] = field(default_factory=list)
-    _outline: _Outline = field(default_factory=_Outline)
-    _finished: tuple[int, datetime, _Level | None] | None = None
+    limits: list[tuple[int, Event, Container | None]] = field(default_factory=list)
+    _kills: list[tuple[KernelOom, Container | None, Level | None]] = field(default_factory=list)
+    _outline: Outline = field(default_factory=Outline)
+    _finished: tuple[int, datetime, Level | None] | None = None
     _units: dict[str, str] = field(default_factory=dict)
     _rows: set[tuple[str, str]] = field(default_factory=set)
 
@@ -264,7 +168,7 @@ class Told:
         said = self._units.setdefault(unit, words)
         return said == words and "" not in self._units
 
-    def _time(self, text: str, number: int, scope: _Level | None) -> None:
+    def _time(self, text: str, number: int, scope: Level | None) -> None:
         at = _moment(text)
         # a container that runs has finished before
         if at is None or (scope is not None and scope.running):
@@ -276,7 +180,7 @@ class Told:
         if scope is not None or (_copied(last.text) and number - last.where.line <= _NEAR_AFTER):
             self._kills[-1] = replace(last, at=at), owner, killed
 
-    def _limit(self, line: str, where: Where, parent: _Level | None) -> None:
+    def _limit(self, line: str, where: Where, parent: Level | None) -> None:
         if parent is None:
             return
         size = None
