@@ -17,6 +17,8 @@ from numba.core import event
 from numba.core.caching import FunctionCache
 
 F = TypeVar("F", bound=Callable[..., Any])
+# no reference counts, no check for a division by zero: what ``loop`` promises that its functions do not need
+_UNCHECKED: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 # what reading a damaged pickle raises
 _DAMAGED = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
 
@@ -59,8 +61,7 @@ def loop(*, forceinline: bool = False) -> Callable[[F], F]:
     Its arrays are not reference-counted (numba's ``_nrt``): those atomic operations at every call of a helper took a
     third of the log scanner's time. ``forceinline`` is for a helper inside the hot loop.
     """
-    options: dict[str, Any] = {"error_model": "numpy", "forceinline": forceinline, "_nrt": False}
-    return lambda function: _compiled(function, options)
+    return lambda function: _compiled(function, {**_UNCHECKED, "forceinline": forceinline})
 
 
 def _compiled(function: F, options: dict[str, Any]) -> F:
@@ -93,8 +94,7 @@ def bare(loop_function: Any, arguments: Sequence[tuple[str, int]]) -> tuple[str,
         numba.types.Array(getattr(numba.types, name), dimensions, "C") if dimensions else getattr(numba.types, name)
         for name, dimensions in arguments
     )
-    options: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
-    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    options = {**_UNCHECKED, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     made = numba.njit(nogil=True, **options)(loop_function.py_func)
     made.compile(types)
     result = made.overloads[types]

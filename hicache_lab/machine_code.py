@@ -125,21 +125,24 @@ def loop_of(module: str, function: str, signature: Signature) -> Callable[..., t
 def _file_name(module: str, function: str, signature: Signature) -> str:
     """One name for each text, compiler and processor."""
     digest = _DIGEST(repr((signature, llvmlite.__version__, llvm.llvm_version_info)).encode())
-    digest.update(f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}".encode())
+    digest.update(" ".join(_processor()).encode())
     for name in (module, *_COMPILERS):
         digest.update(_text(name))
     digest.update(_text("numba", "_version.py"))
     return f"{module.rpartition('.')[2]}.{function}-{digest.hexdigest()[:24]}.o"
 
 
-def _origin(module: str) -> Path:
-    return Path(_spec(module).origin or "")
+@functools.cache
+def _processor() -> tuple[str, str]:
+    """What the code is made for: the processor's name and its features, as LLVM calls them."""
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
 
 def _text(module: str, beside: str = "") -> bytes:
     """A module's file, or one beside it; also of a package that is imported from an archive."""
-    path = _origin(module)
-    loader: Any = _spec(module).loader
+    spec = _spec(module)
+    path = Path(spec.origin or "")
+    loader: Any = spec.loader
     return bytes(loader.get_data(str(path.with_name(beside or path.name))))
 
 
@@ -155,7 +158,7 @@ def _folders(module: str) -> list[Path]:
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     if chosen:
         return [Path(chosen)]
-    beside = _origin(module).parent / "__pycache__"
+    beside = Path(_spec(module).origin or "").parent / "__pycache__"
     # a user without an account (a container started with any number) has no home: then it stays "~"
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     return [beside, Path(home) / "hicache_lab" / "machine_code"] if Path(home).is_absolute() else [beside]
@@ -193,8 +196,9 @@ def _write(path: Path, symbol: str, code: bytes) -> bool:
 def _load(symbol: str, code: bytes, signature: Signature) -> Loaded:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    cpu, features = _processor()
     machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), codemodel="jitdefault", jit=True
+        cpu=cpu, features=features, codemodel="jitdefault", jit=True
     )
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))

@@ -63,8 +63,8 @@ class Facts:
         mixed = [event for event in self.log.events() if isinstance(event, ev.KernelOom)]
         kills = [kill for log in self.kernel for kill in log.kills] + mixed
         own = [kill for kill in kills if teller_of(kill) is None and _server_like(kill.comm)]
-        told = (kill for kill in kills if teller_of(kill) is None or not any(_same_kill(kill, one) for one in own))
-        return once(told)
+        kept = (kill for kill in kills if teller_of(kill) is None or not any(_same_kill(kill, one) for one in own))
+        return once(kept)
 
     @property
     def total(self) -> Amount | None:

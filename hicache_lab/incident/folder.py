@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hicache_lab.errors import InputError
-from hicache_lab.incident.kernel import looks_like_kernel, plain
+from hicache_lab.incident.kernel import journal_line, looks_like_kernel
 from hicache_lab.incident.memory import holds_samples
 from hicache_lab.incident.told import tells_of_a_kill
 from hicache_lab.logs.reader import STDIN, chunks
@@ -84,7 +84,7 @@ def kind_of(path: str) -> str:
         return "kernel"
     if _SERVER.search(head):
         return "server"
-    lines = [plain(line.rstrip("\r")) for line in head.decode("utf-8", "replace").split("\n")]
+    lines = [journal_line(line.rstrip("\r")) for line in head.decode("utf-8", "replace").split("\n")]
     if holds_samples(path, lines):
         return "memory"
     written = [line for line in lines if line.strip()]

@@ -84,7 +84,7 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
     for chunk in chunks(path):
         for raw in chunk.removesuffix(b"\n").split(b"\n"):
             number += 1
-            line = plain(raw.decode("utf-8", "replace").rstrip("\r"))
+            line = journal_line(raw.decode("utf-8", "replace").rstrip("\r"))
             where = Where(path, number)
             log = _facts(log, line, where, seen_huge if not kills else None)
             known += looks_like_kernel(line)
@@ -97,12 +97,13 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
                 for held in _kills(f"Out of memory: Killed process {match[1]} {match[2]}", where):
                     if held.pid == kills[-1].pid:
                         kills[-1] = _with_sizes(kills[-1], held)
-    if number and not known and not kills and not told.kills:
+    kills = kills or told.kills
+    if number and not known and not kills:
         print(f"{path}: no line of it looks like the kernel's; give dmesg -T or journalctl -k", file=sys.stderr)
-    if log.cgroup_limit_bytes is None and told.limit is not None:
-        limit_bytes, log.evidence["cgroup_limit"] = told.limit
+    if log.cgroup_limit_bytes is None and (limit := told.limit) is not None:
+        limit_bytes, log.evidence["cgroup_limit"] = limit
         log = replace(log, cgroup_limit_bytes=limit_bytes, cgroup_limit_source="the container's limits")
-    return replace(log, kills=tuple(kills or told.kills), lines=number)
+    return replace(log, kills=tuple(kills), lines=number)
 
 
 def looks_like_kernel(line: str) -> bool:
@@ -110,7 +111,7 @@ def looks_like_kernel(line: str) -> bool:
     return _LINE.search(line) is not None
 
 
-def plain(line: str) -> str:
+def journal_line(line: str) -> str:
     """A line of ``journalctl -o json`` as ``-o short-iso --utc`` prints it; any other as it is."""
     if line[:2] != '{"' or '"__REALTIME_TIMESTAMP"' not in line:
         return line

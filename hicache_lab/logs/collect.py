@@ -185,7 +185,7 @@ class _Stream:
             self.starts = [(0, self.run)] if self.run else []
             continues = following is not None and not begins_with_record(following)
             coming = self._joined(arrays(path, on_read=on_read), continues)
-            # numba's import and first compilation are worth their time only for a large log, and a pipe or a
+            # loading the scanner, and compiling it once, is worth its time only for a large log, and a pipe or a
             # compressed file does not tell its size: look at the beginning first
             if patient is None and scanner is None:
                 coming, small = beginning(coming)
@@ -272,11 +272,14 @@ class _Stream:
 
     def _run_for(self, event: ev.Event) -> Run:
         if self.run is None:
-            self._begin(min([event.where.line, *(int(lines[0]) for lines in self.coming if len(lines))]))
+            self._begin(min([event.where.line, *self._first_batches()]))
         assert self.run is not None
         if self._restarts(event, self.run):
             self._begin(event.where.line)
         return self.run
+
+    def _first_batches(self) -> list[int]:
+        return [int(lines[0]) for lines in self.coming if len(lines)]
 
     def _begin(self, line: int) -> None:
         self.run = Run(len(self.log.runs) + 1, self.source.name, ev.Where(self.path, line))
@@ -322,7 +325,7 @@ class _Stream:
         self.log.recognised_lines += len(rows)
         self.log.own_lines += len(rows)
         if self.run is None:
-            self._begin(min(int(lines[0]) for lines in self.coming if len(lines)))
+            self._begin(min(self._first_batches()))
         if len(self.starts) == 1:
             self._sum(rows, phase, self.starts[0][1], scanner)
             return
