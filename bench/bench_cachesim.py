@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from hicache_lab.cachesim import ReplaySettings, WritePolicy, hit_curve, replay, replay_blocks, surface
-from hicache_lab.traces import Trace, generate
-from hicache_lab.units import GIB, MIB
+from hicache_lab.base.units import GIB, MIB
+from hicache_lab.traffic.cachesim import ReplaySettings, WritePolicy, hit_curve, replay, replay_blocks, surface
+from hicache_lab.traffic.traces import Trace, generate
 
 HERE = Path(__file__).resolve().parent
 REFERENCES_A_REQUEST = 24.1
@@ -161,8 +161,8 @@ def bench_libcachesim(trace: Trace, report: Report, python: str, folder: Path) -
 
 FILE_TO_CURVE = """
 import json, sys, time
-from hicache_lab.traces import read_trace
-from hicache_lab.cachesim import hit_curve
+from hicache_lab.traffic.traces import read_trace
+from hicache_lab.traffic.cachesim import hit_curve
 trace = read_trace(sys.argv[1])
 curve = hit_curve(trace, count="tokens", count_from=trace.requests // 2)
 rates = [float(curve.rate_at(int(blocks))) for blocks in sys.argv[2:]]

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import hicache_lab.load as lab
-from hicache_lab import cpuserver
+import hicache_lab.serving.load as lab
+from hicache_lab.serving import cpu_server
 
 TTFT_MS, ITL_MS, TOKENS, PROMPT_TOKENS = 100.0, 20.0, 64, 64
 IDEAL_S = (TTFT_MS + (TOKENS - 1) * ITL_MS) / 1e3
@@ -92,16 +92,16 @@ def ours(streams: int, requests: int, folder: Path) -> Row:
     )
 
 
-def rival(streams: int, requests: int, folder: Path, environment: cpuserver.Environment) -> Row:
+def rival(streams: int, requests: int, folder: Path, environment: cpu_server.Environment) -> Row:
     """sglang.bench_serving, with the same prompts' lengths."""
     log, report = folder / f"rival-{streams}.jsonl", folder / f"rival-{streams}.json"
     absent = folder / "absent"
     absent.mkdir(exist_ok=True)
     # imported at the top of bench_serving, not needed for random ids
     (absent / "datasets.py").write_text("def load_dataset(*words, **options):\n    raise RuntimeError('no data set')\n")
-    environ = cpuserver.Launch(environment.release).environ()
+    environ = cpu_server.Launch(environment.release).environ()
     environ["PYTHONPATH"] += os.pathsep + str(absent)
-    model = cpuserver.make_models(environment) / "tiny-llama"
+    model = cpu_server.make_models(environment) / "tiny-llama"
     with schedule_server(log) as url:
         command = [str(environment.python), "-m", "sglang.bench_serving", "--backend", "sglang", "--base-url", url]
         command += ["--dataset-name", "random-ids", "--tokenizer", str(model), "--model", str(model)]
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--rounds", type=int, default=6, help="requests a stream")
     settings = parser.parse_args()
-    environment = cpuserver.installed(RIVAL_RELEASE)
+    environment = cpu_server.installed(RIVAL_RELEASE)
     if environment is None:
         print(f"bench_serving is not measured: hicache-lab server install --release {RIVAL_RELEASE} brings it")
     before = os.getloadavg()[0]

@@ -28,7 +28,7 @@ GOAL_GREP, GOAL_NAIVE, GOAL_RSS_MB = 15.0, 5.0, 300.0
 
 def columns(path: str) -> tuple[int, int, int]:
     """All batch fields of all lines as columns."""
-    from hicache_lab.logs.collect import read_log
+    from hicache_lab.forensics.logs.collect import read_log
 
     log = read_log(path, columns=True)
     assert log.columns is not None
@@ -38,8 +38,8 @@ def columns(path: str) -> tuple[int, int, int]:
 
 def frames(path: str) -> tuple[int, int, int]:
     """The same as pandas DataFrames."""
-    from hicache_lab.logs.collect import read_log
-    from hicache_lab.logs.frames import batches
+    from hicache_lab.forensics.logs.collect import read_log
+    from hicache_lab.forensics.logs.frames import batches
 
     log = read_log(path, columns=True)
     decode, prefill = batches(log, "decode"), batches(log, "prefill")
@@ -48,7 +48,7 @@ def frames(path: str) -> tuple[int, int, int]:
 
 def summary(path: str) -> tuple[int, int, int]:
     """Runs and sums only; no column is kept."""
-    from hicache_lab.logs.collect import read_log
+    from hicache_lab.forensics.logs.collect import read_log
 
     (run,) = read_log(path).runs
     return run.batches.decode, 0, run.batches.prefill

@@ -10,9 +10,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from hicache_lab.figures import tuner_data, tuner_figure
-from hicache_lab.widgets import Tuner
-from hicache_lab.widgets.tuner import judge
+from hicache_lab.views.figures import tuner_data, tuner_figure
+from hicache_lab.views.widgets import Tuner
+from hicache_lab.views.widgets.tuner import judge
 
 LIMIT_MS = 10.0
 MOVES: dict[str, Sequence[Any]] = {

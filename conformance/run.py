@@ -19,10 +19,10 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from hicache_lab.cpuserver.home import built_aside, home
-from hicache_lab.errors import HicacheLabError, HostError
-from hicache_lab.releases import VERIFIED, parse_version, rules_for
-from hicache_lab.source import open_tree, read_source
+from hicache_lab.base.errors import HicacheLabError, HostError
+from hicache_lab.serving.cpu_server.home import built_aside, home
+from hicache_lab.sglang.releases import VERIFIED, parse_version, rules_for
+from hicache_lab.sglang.source import open_tree, read_source
 from hicache_lab.vectors import Report, read_records, replay
 
 HERE = Path(__file__).resolve().parent

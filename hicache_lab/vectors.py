@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import HicacheLabError, HostError, InputError, UnknownFact
+from hicache_lab.base.errors import HicacheLabError, HostError, InputError, UnknownFact
 from hicache_lab.host import memory_cgroup_headroom
-from hicache_lab.releases import ReleaseRules, rules_for
-from hicache_lab.resolution import HicacheArguments, resolve_arguments
+from hicache_lab.sglang.arguments import HicacheArguments, resolve_arguments
+from hicache_lab.sglang.releases import ReleaseRules, rules_for
 from hicache_lab.sizing.guard import HostView, LaunchFailure, rank_budget, sample_available
 from hicache_lab.sizing.pools import PoolSpec, construct_pool
 from hicache_lab.sizing.rows import (

@@ -11,8 +11,8 @@ import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from hicache_lab.geometry import load_geometry
-from hicache_lab.units import GB, GIB, KIB
+from hicache_lab.base.units import GB, GIB, KIB
+from hicache_lab.sizing.geometry import load_geometry
 
 START = datetime(2026, 1, 20, 9, 14, 2)
 BOOT_SECONDS = 86_400.0  # kernel time stamps count from the boot, a day earlier

@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from hicache_lab.releases import parse_version
-from hicache_lab.resources import data_dir
-from hicache_lab.source import open_tree, read_helpers
+from hicache_lab.base.resources import data_dir
+from hicache_lab.sglang.releases import parse_version
+from hicache_lab.sglang.source import open_tree, read_helpers
 
 
 def main(given: list[str]) -> int:

@@ -1,14 +1,14 @@
 """A second, slow implementation of HiCache's rules for one request at a time: no heaps, no counters, no numbers of ids.
 
 It keeps token pages in nested nodes, recounts all memory from the tree whenever it needs it, and finds each victim by
-looking at every node. It shares nothing with ``hicache_lab.cachesim`` but the rows of ``ReplayRules``.
+looking at every node. It shares nothing with ``hicache_lab.traffic.cachesim`` but the rows of ``ReplayRules``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hicache_lab.cachesim.rules import ReplayRules
+from hicache_lab.traffic.cachesim.rules import ReplayRules
 
 
 class Part:

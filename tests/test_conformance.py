@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache_lab.errors import HostError
+from hicache_lab.base.errors import HostError
 from hicache_lab.vectors import compute, replay
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"

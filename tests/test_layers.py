@@ -8,46 +8,88 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hicache_lab"
-LAYERS = [
-    {"units", "errors", "resources", "compiled", "machine_code"},
-    {"geometry", "models", "releases", "host", "launch", "traces"},
-    {"sizing", "resolution", "logs", "cachesim", "server"},
-    {"preflight", "incident", "replay", "load", "source", "vectors"},
-    {"casefile", "comparison", "figures", "hosttier", "payoff", "runs", "tables", "cpuserver", "serverrun"},
-    {"widgets", "sweeps", "report"},
-    {"cli"},
-]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+# top to bottom; docs/structures.md is this table
+WINGS = "cli sweeps views runs serving race forensics traffic preflight sizing sglang host base".split()
+HEIGHT = {wing: -depth for depth, wing in enumerate(WINGS)}
+MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if "stubs" not in path.parts and path.parent != PACKAGE]
 
 
-def noun(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def dotted(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
 
 
-def imported_nouns(path: Path) -> set[str]:
+NAMES = {dotted(path) for path in MODULES}
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of this package that a module names in its imports, wherever in it they stand."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hicache_lab"):
-            parts = node.module.split(".")
-            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in NAMES else node.module)
         elif isinstance(node, ast.Import):
-            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("hicache_lab.")}
-    return found - {"__version__"}
+            found |= {alias.name for alias in node.names if alias.name.startswith("hicache_lab.")}
+    return found - {"hicache_lab"}
 
 
-MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if noun(path) not in {"__init__", "__main__"}]
+def wing(module: str) -> str:
+    return module.split(".")[1]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_down(path: Path) -> None:
-    here = noun(path)
-    assert here in LEVEL, f"{here} has no layer: add it to LAYERS and to docs/structures.md"
-    for other in imported_nouns(path) - {here}:
-        assert LEVEL[other] <= LEVEL[here], f"{here} (L{LEVEL[here]}) imports {other} (L{LEVEL[other]})"
-        # units and errors are the floor; elsewhere a neighbour may be used, but never both ways
-        if LEVEL[other] == LEVEL[here] > 0:
-            back = [p for p in MODULES if noun(p) == other and here in imported_nouns(p)]
-            assert not back, f"{here} and {other} import each other"
+    here = wing(dotted(path))
+    assert here in HEIGHT, f"{here} is no wing: add it to WINGS and to docs/structures.md"
+    for other in map(wing, imported(path)):
+        assert HEIGHT[other] <= HEIGHT[here], f"{dotted(path)} imports {other}, which stands above {here}"
+
+
+def rooms(parent: str) -> dict[str, set[str]]:
+    """The modules and folders directly in a wing or a folder, each with its neighbours that it imports."""
+    inside = {name for name in NAMES if name.startswith(parent + ".")}
+    depth = parent.count(".") + 2
+
+    def room(name: str) -> str:
+        return ".".join(name.split(".")[:depth])
+
+    arrows: dict[str, set[str]] = {}
+    for path in MODULES:
+        name = dotted(path)
+        if name in inside:
+            targets = {room(other) for other in imported(path) if other in inside}
+            arrows.setdefault(room(name), set()).update(targets - {room(name)})
+    return arrows
+
+
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """One circle among the arrows, or nothing."""
+    done: set[str] = set()
+
+    def walk(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        found = next((c for other in sorted(arrows.get(name, ())) if (c := walk(other, [*path, name]))), [])
+        done.add(name)
+        return found
+
+    return next((found for name in sorted(arrows) if (found := walk(name, []))), [])
+
+
+FOLDERS = sorted({"hicache_lab"} | {dotted(path) for path in MODULES if path.name == "__init__.py"})
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_circle_in_a_folder(folder: str) -> None:
+    assert circle(rooms(folder)) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
 
 
 def test_importing_the_package_is_light() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import nbformat
 import pytest
 
-from hicache_lab.errors import HostError
-from hicache_lab.replay.cgroup import memory_group
-from hicache_lab.resources import data_dir, notebooks_dir
+from hicache_lab.base.errors import HostError
+from hicache_lab.base.resources import data_dir, notebooks_dir
+from hicache_lab.base.units import MB
+from hicache_lab.race.cgroup import memory_group
 from hicache_lab.runs import RunResult, execute, inspect_parameters, load_result
-from hicache_lab.units import MB
 
 NOTEBOOKS = sorted(notebooks_dir().glob("*.ipynb"))
 WIDGETS = re.compile(r"\bTuner\(|\bwidgets\.")

@@ -47,7 +47,7 @@ def test_every_direct_import_is_a_stated_dependency() -> None:
     names = {"yaml": "pyyaml", "prometheus_client": "prometheus-client", "IPython": "ipywidgets"}
     names |= {"choreographer": "kaleido"}  # kaleido's own browser control
     # what runs inside the CPU server's own environment, with its own requirements files
-    elsewhere = {"standins", "tiny_weights.py"}
+    elsewhere = {"stubs", "tiny_weights.py"}
     stated = {canonicalize_name(one.name) for one in STATED}
     found = {}
     for path in (ROOT / "hicache_lab").rglob("*.py"):

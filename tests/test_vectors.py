@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache_lab.errors import InputError
+from hicache_lab.base.errors import InputError
 from hicache_lab.vectors import compute, differences, read_records, replay
 
 BASELINE = Path(__file__).parent / "baselines" / "sizing_vectors.jsonl.gz"

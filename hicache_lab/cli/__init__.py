@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import hicache_lab
-from hicache_lab.errors import HicacheLabError
+from hicache_lab.base.errors import HicacheLabError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module below hicache_lab.cli, one line of help)

@@ -10,16 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import InputError, UsageError
+from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.base.units import format_gb
 from hicache_lab.host import HostMemory, read_host
 from hicache_lab.host.cgroups import CgroupLevel, CgroupMemory
-from hicache_lab.launch import LaunchConfig, parse_launch
 from hicache_lab.preflight import Answer, Question, advise, ask, assess, corrected_line, explain
 from hicache_lab.preflight.ask import DEVICE_FACTS, HOST_FACTS, OTHER_FACTS
 from hicache_lab.preflight.decode import host_pool_without_hicache
 from hicache_lab.preflight.inverse import Advice
 from hicache_lab.preflight.record import answer_record
-from hicache_lab.units import format_gb
+from hicache_lab.sglang.launch import LaunchConfig, parse_launch
 
 EXIT = {"FITS": 0, "TIGHT": 0, "UNKNOWN": 1, "RACE": 3, "REFUSED": 3, "ASSERT": 3, "OOM_RISK": 3}
 TAKES_SERVER_FLAGS = frozenset({"plan", "max"})

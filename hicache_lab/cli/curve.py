@@ -10,23 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from hicache_lab.cachesim import (
+from hicache_lab.base.errors import UsageError
+from hicache_lab.base.units import format_gb
+from hicache_lab.cli import traffic
+from hicache_lab.preflight.host_tiers import HostTier
+from hicache_lab.sglang.launch import LaunchConfig
+from hicache_lab.traffic.cachesim import (
     SampledCurve,
     WritePolicy,
     concurrent_requests,
     hit_curve,
     replay_blocks,
     sampled_curve,
-    worth,
+    savings,
 )
-from hicache_lab.cli import traffic
-from hicache_lab.errors import UsageError
-from hicache_lab.hosttier import HostTier
-from hicache_lab.launch import LaunchConfig
-from hicache_lab.payoff import Payoff
-from hicache_lab.traces import Trace, Workload, sniff
-from hicache_lab.traces.reader import on_disk, stream_name
-from hicache_lab.units import format_gb
+from hicache_lab.traffic.cost_benefit import CostBenefit
+from hicache_lab.traffic.traces import Trace, Workload, sniff
+from hicache_lab.traffic.traces.reader import on_disk, stream_name
 
 _NOTHING = 0.0005  # a hit rate that rounds to 0.0 %
 _RATIOS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
@@ -180,7 +180,7 @@ def _tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace) -> dict
     speeds = traffic.rates(args, question)
     if question is None:
         return _bare_tiers(args, config, trace, str(policy))
-    case = Payoff(trace, question, policy, speeds, args.warm_up)
+    case = CostBenefit(trace, question, policy, speeds, args.warm_up)
     tiers = _settings_to_compare(args, config, case)
     steps = dict(zip((tier.tokens for tier in tiers), case.rate_per_gb(tiers), strict=True))
     by_tokens = {tier.tokens: tier for tier in tiers}
@@ -192,7 +192,7 @@ def _tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace) -> dict
             row["hit_rate_per_extra_host_gb"] = steps[size]
         if speeds is not None:
             hits = replay_blocks(trace, args.device_tokens, size, policy)
-            row |= asdict(worth(hits, speeds, trace.duration_s))
+            row |= asdict(savings(hits, speeds, trace.duration_s))
         rows.append(row)
     knee = case.knee(tiers)
     return {
@@ -227,8 +227,8 @@ def _bare_tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace, po
     tokens = {*args.host_tokens, *(int(args.device_tokens * ratio) for ratio in ratios)}
     rows = []
     for size in sorted(tokens) or [int(args.device_tokens * ratio) for ratio in _RATIOS]:
-        reach = write.reach(args.device_tokens // curve.block_tokens, size // curve.block_tokens)
-        rows.append(_row(args.device_tokens, size, float(curve.rate_at(reach)), device))
+        capacity = write.effective_capacity(args.device_tokens // curve.block_tokens, size // curve.block_tokens)
+        rows.append(_row(args.device_tokens, size, float(curve.rate_at(capacity)), device))
     return {
         "device_tokens": args.device_tokens,
         "write_policy": policy,
@@ -240,7 +240,7 @@ def _bare_tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace, po
     }
 
 
-def _settings_to_compare(args: argparse.Namespace, config: LaunchConfig, case: Payoff) -> tuple[HostTier, ...]:
+def _settings_to_compare(args: argparse.Namespace, config: LaunchConfig, case: CostBenefit) -> tuple[HostTier, ...]:
     ratios, sizes = args.ratios, args.sizes_gb
     if config.hicache_size:
         sizes = (*sizes, int(config.hicache_size))

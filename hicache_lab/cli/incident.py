@@ -9,11 +9,11 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hicache_lab.errors import UsageError
-from hicache_lab.logs.prefix import printable
+from hicache_lab.base.errors import UsageError
+from hicache_lab.forensics.logs.prefix import printable
 
 if TYPE_CHECKING:
-    from hicache_lab.incident import Diagnosis, Facts, Finding
+    from hicache_lab.forensics.incident import Diagnosis, Facts, Finding
 
 WIDTH = 118
 
@@ -55,8 +55,8 @@ def add_facts(parser: argparse.ArgumentParser) -> None:
 
 def gather_from(args: argparse.Namespace, logs: list[str]) -> Facts:
     """The facts the arguments name."""
-    from hicache_lab.incident import gather
-    from hicache_lab.units import parse_bytes
+    from hicache_lab.base.units import parse_bytes
+    from hicache_lab.forensics.incident import gather
 
     return gather(
         logs,
@@ -74,7 +74,7 @@ def run(command: str, args: argparse.Namespace) -> int:
         return _watch(args)
     if command == "report":
         return _report(args)
-    from hicache_lab.incident import diagnose
+    from hicache_lab.forensics.incident import diagnose
 
     result = diagnose(gather_from(args, args.logs))
     if result.warning:
@@ -99,7 +99,7 @@ def diagnosis_text(result: Diagnosis) -> str:
 
 
 def _finding_text(number: int, finding: Finding, others: tuple[int, ...], *, with_run: bool) -> list[str]:
-    from hicache_lab.incident.diagnosis import also_in
+    from hicache_lab.forensics.incident.diagnosis import also_in
 
     run = f"  run {finding.run}{also_in(others)}" if with_run else ""
     out = [f"{number}. {finding.cause}  [{finding.role}, {finding.confidence} confidence]{run}"]
@@ -132,8 +132,8 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from hicache_lab.report import postmortem, run_report, to_document, write_report
-    from hicache_lab.units import parse_bytes
+    from hicache_lab.base.units import parse_bytes
+    from hicache_lab.views.report import postmortem, run_report, to_document, write_report
 
     first = Path(args.targets[0])
     if (first / "sweep.json").exists():
@@ -188,7 +188,7 @@ def _watch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from hicache_lab.incident.watch import CrashSafeFile, process_share, samples
+    from hicache_lab.forensics.incident.watch import CrashSafeFile, process_share, samples
 
     if args.samples is not None and args.samples < 1:
         raise UsageError(f"--samples: expected a number above 0, got {args.samples}")

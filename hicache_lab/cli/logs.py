@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hicache_lab.errors import InputError, UsageError
+from hicache_lab.base.errors import InputError, UsageError
 
 
 def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
@@ -29,9 +29,9 @@ def run(_command: str, args: argparse.Namespace) -> int:
     """Read the logs and print what they say."""
     if args.follow:
         return _follow(args)
-    from hicache_lab.incident.folder import sort_files
-    from hicache_lab.logs.collect import read_log
-    from hicache_lab.logs.summary import to_json, to_text
+    from hicache_lab.forensics.incident.folder import sort_files
+    from hicache_lab.forensics.logs.collect import read_log
+    from hicache_lab.forensics.logs.summary import to_json, to_text
 
     files = sort_files(args.logs)
     if files.logs:
@@ -47,7 +47,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
     if not log.is_sglang:
         raise InputError(not_sglang([source.name for source in log.sources], log.lines))
     if args.parquet is not None:
-        from hicache_lab.logs.frames import write_parquet
+        from hicache_lab.forensics.logs.frames import write_parquet
 
         for path in write_parquet(log, args.parquet):
             print(f"wrote {path}", file=sys.stderr)
@@ -64,10 +64,10 @@ def not_sglang(names: list[str], lines: int | None) -> str:
 
 
 def _follow(args: argparse.Namespace) -> int:
-    from hicache_lab.logs.collect import follow_events
-    from hicache_lab.logs.origin import said_by_sglang
-    from hicache_lab.logs.prefix import printable
-    from hicache_lab.logs.summary import event_json
+    from hicache_lab.forensics.logs.collect import follow_events
+    from hicache_lab.forensics.logs.origin import said_by_sglang
+    from hicache_lab.forensics.logs.prefix import printable
+    from hicache_lab.forensics.logs.summary import event_json
 
     if len(args.logs) != 1 or args.parquet is not None:
         raise UsageError("--follow: reads one LOG and writes no parquet; give a single path")

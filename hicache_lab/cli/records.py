@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from hicache_lab.errors import InputError
+from hicache_lab.base.errors import InputError
 from hicache_lab.preflight.cases import judge_cases
 from hicache_lab.vectors import Report, read_records, replay
 

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hicache_lab import replay, source
-from hicache_lab.errors import UsageError
-from hicache_lab.replay import Replay, Story
-from hicache_lab.units import GB, format_gb, parse_bytes
+from hicache_lab import race
+from hicache_lab.base.errors import UsageError
+from hicache_lab.base.units import GB, format_gb, parse_bytes
+from hicache_lab.race import Replay, Story
+from hicache_lab.sglang import source
 
 INCIDENT_OTHER_BYTES = 4 * GB  # 449 GB of RAM, 445 GB available
 
@@ -59,7 +60,7 @@ def _story(args: argparse.Namespace) -> Story:
     )
     if not 0 < args.hicache_size < 10**9:
         raise UsageError(f"--hicache-size: expected GB per rank above 0, got {args.hicache_size}")
-    return replay.story_of_release(
+    return race.story_of_release(
         args.sglang_version,
         size_gb=args.hicache_size,
         ranks=args.ranks,
@@ -83,12 +84,12 @@ def _replay(args: argparse.Namespace) -> int:
         if args.physical:
             raise UsageError("--map: only the virtual replay draws it; leave --physical out")
         return _map(story, args.json)
-    said = replay.simulate(story)
+    said = race.simulate(story)
     told = said
     if args.physical:
         cap = parse_bytes(args.cap or "1GB", what="--cap")
         scale = 1000 if args.scale is None else args.scale
-        told = replay.enact(story, scale=scale, cap_bytes=cap, parent=args.cgroup)
+        told = race.enact(story, scale=scale, cap_bytes=cap, parent=args.cgroup)
     if args.json:
         print(json.dumps(replay_json(told), indent=1))
     else:
@@ -196,7 +197,7 @@ def _map(story: Story, as_json: bool) -> int:
     spread = [float(round(fair * part)) for part in (0.4, 0.7, 0.85, 0.97, 1.05, 1.5, 3, 5)]
     sizes = sorted({*spread, story.requested_bytes / GB, 48.0} - {0.0})
     skews = sorted({0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 150.0, story.skew_seconds})
-    drawn = replay.race_map(story, skews, sizes)
+    drawn = race.race_map(story, skews, sizes)
     if as_json:
         print(
             json.dumps({"skews_seconds": drawn.skews_seconds, "sizes_gb": drawn.sizes_gb, "outcomes": drawn.outcomes})

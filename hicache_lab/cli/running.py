@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import HicacheLabError, UsageError
+from hicache_lab.base.errors import HicacheLabError, UsageError
 from hicache_lab.runs import (
     Limits,
     RunResult,

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path
 
-from hicache_lab import cpuserver
-from hicache_lab.cpuserver.home import HOME_VARIABLE
-from hicache_lab.cpuserver.process import READY_TIMEOUT_SECONDS, TERM_SECONDS, health
-from hicache_lab.errors import UsageError
-from hicache_lab.units import parse_bytes
+from hicache_lab.base.errors import UsageError
+from hicache_lab.base.units import parse_bytes
+from hicache_lab.serving import cpu_server
+from hicache_lab.serving.cpu_server.home import HOME_VARIABLE
+from hicache_lab.serving.cpu_server.process import READY_TIMEOUT_SECONDS, TERM_SECONDS, health
 
 TAKES_SERVER_FLAGS = frozenset({"server"})  # only to say where they belong
 _EPILOG = """\
@@ -60,8 +60,8 @@ def _no_arguments(_sub: argparse.ArgumentParser) -> None:
 
 
 def _release_argument(sub: argparse.ArgumentParser) -> None:
-    newest = cpuserver.RELEASES[-1]
-    known = " or ".join(cpuserver.RELEASES)
+    newest = cpu_server.RELEASES[-1]
+    known = " or ".join(cpu_server.RELEASES)
     sub.add_argument("--release", default=newest, metavar="V", help=f"SGLang release: {known} (default {newest})")
 
 
@@ -79,7 +79,7 @@ def _install_arguments(sub: argparse.ArgumentParser) -> None:
 
 def _start_arguments(sub: argparse.ArgumentParser) -> None:
     _release_argument(sub)
-    tiny = " or ".join(cpuserver.TINY_MODELS)
+    tiny = " or ".join(cpu_server.TINY_MODELS)
     sub.add_argument("--model", default="tiny-llama", help=f"{tiny}, or a model folder (default tiny-llama)")
     sub.add_argument("--tp-size", type=int, default=1, metavar="N", help="tensor-parallel ranks (default 1)")
     sub.add_argument("--port", type=int, metavar="N", help="port on 127.0.0.1 (default: a free one)")
@@ -141,10 +141,10 @@ def run(_command: str, args: argparse.Namespace) -> int:
 
 
 def _install(args: argparse.Namespace) -> int:
-    before = cpuserver.installed(args.release, home_dir=args.home, python=args.python)
+    before = cpu_server.installed(args.release, home_dir=args.home, python=args.python)
     index = [word for url in args.extra_index_url for word in ("--extra-index-url", url)]
     with _StatusLine(f"installing SGLang {args.release}") as line:
-        done = cpuserver.install(
+        done = cpu_server.install(
             args.release, home_dir=args.home, python=args.python, index_arguments=index, progress=line.show
         )
     if args.json:
@@ -157,7 +157,7 @@ def _install(args: argparse.Namespace) -> int:
 
 
 def _start(args: argparse.Namespace) -> int:
-    launch = cpuserver.Launch(
+    launch = cpu_server.Launch(
         release=args.release,
         model=args.model,
         tp_size=args.tp_size,
@@ -170,9 +170,9 @@ def _start(args: argparse.Namespace) -> int:
         copies=args.copies,
     )
     with _StatusLine(f"installing SGLang {args.release}") as line:
-        environment = cpuserver.install(args.release, home_dir=args.home, progress=line.show)
+        environment = cpu_server.install(args.release, home_dir=args.home, progress=line.show)
     with _StatusLine(f"starting SGLang {args.release}") as line:
-        server = cpuserver.start(
+        server = cpu_server.start(
             launch,
             home_dir=args.home,
             environment=environment,
@@ -189,8 +189,8 @@ def _start(args: argparse.Namespace) -> int:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    names = [s.name for s in cpuserver.status(home_dir=args.home)] if args.all else [args.name]
-    done = [cpuserver.stop(name, home_dir=args.home, term_seconds=args.term_seconds) for name in names]
+    names = [s.name for s in cpu_server.status(home_dir=args.home)] if args.all else [args.name]
+    done = [cpu_server.stop(name, home_dir=args.home, term_seconds=args.term_seconds) for name in names]
     if args.json:
         print(json.dumps([{"name": d.server.name, "how": d.how, "seconds": d.seconds} for d in done]))
         return 0
@@ -207,7 +207,7 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    servers = cpuserver.status(home_dir=args.home)
+    servers = cpu_server.status(home_dir=args.home)
     if args.json:
         print(json.dumps([{**_as_json(s), "health": health(s.port)} for s in servers]))
         return 0 if servers else 3
@@ -223,7 +223,7 @@ def _status(args: argparse.Namespace) -> int:
 def _logs(args: argparse.Namespace) -> int:
     if args.lines < 0:
         raise UsageError(f"--lines: expected 0 or more, got {args.lines}")
-    path = cpuserver.logs(args.name, home_dir=args.home)
+    path = cpu_server.logs(args.name, home_dir=args.home)
     with path.open(errors="replace") as log:
         lines = log.readlines()
         sys.stdout.writelines(lines[-args.lines :] if args.lines else lines)
@@ -234,7 +234,7 @@ def _logs(args: argparse.Namespace) -> int:
     return 0
 
 
-def _as_json(server: cpuserver.Server) -> dict[str, object]:
+def _as_json(server: cpu_server.Server) -> dict[str, object]:
     return {**asdict(server), "log_path": str(server.log_path), "base_url": server.base_url}
 
 

@@ -10,14 +10,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.cachesim import EvictionPolicy, ReplaySettings, TierHits, WritePolicy, replay, replay_blocks, worth
+from hicache_lab.base.errors import UsageError
 from hicache_lab.cli import traffic
-from hicache_lab.errors import UsageError
-from hicache_lab.hosttier import HostTier, host_tier
-from hicache_lab.launch import LaunchConfig
 from hicache_lab.preflight import Question
-from hicache_lab.releases import rules_for
+from hicache_lab.preflight.host_tiers import HostTier, host_tier
+from hicache_lab.sglang.launch import LaunchConfig
+from hicache_lab.sglang.releases import rules_for
 from hicache_lab.sizing.pages import resolve_page_size
+from hicache_lab.traffic.cachesim import (
+    EvictionPolicy,
+    ReplaySettings,
+    TierHits,
+    WritePolicy,
+    replay,
+    replay_blocks,
+    savings,
+)
 
 
 def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
@@ -95,7 +103,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
     }
     record["warnings"] += traffic.cautions(config)
     if speeds is not None:
-        record["worth"] = asdict(worth(hits, speeds, trace.duration_s))
+        record["worth"] = asdict(savings(hits, speeds, trace.duration_s))
     if args.by_request:
         _write_by_request(args.by_request, hits)
     print(json.dumps(record, indent=2) if args.json else _simulate_words(record))

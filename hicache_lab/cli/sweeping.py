@@ -9,12 +9,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.comparison import Comparison, recommend
-from hicache_lab.comparison.compare import Cell
-from hicache_lab.comparison.words import as_json, text
-from hicache_lab.errors import UsageError
+from hicache_lab.base.errors import UsageError
 from hicache_lab.preflight.ask import HOST_FACTS, host_from_facts
 from hicache_lab.runs import Limits, terminated_as_interrupted
+from hicache_lab.runs.comparison import Comparison, recommend
+from hicache_lab.runs.comparison.compare import Cell
+from hicache_lab.runs.comparison.text import as_json, text
 from hicache_lab.sweeps import (
     Grid,
     Options,

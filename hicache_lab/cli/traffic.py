@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.cachesim import Rates, WritePolicy
-from hicache_lab.errors import UsageError
-from hicache_lab.launch import LaunchConfig, parse_launch, refusals
-from hicache_lab.launch.flags import known_flags
-from hicache_lab.payoff import rates_for
+from hicache_lab.base.errors import UsageError
 from hicache_lab.preflight import Question, ask
-from hicache_lab.releases import rules_for
-from hicache_lab.traces import FORMATS, GENERATORS, Trace, Workload, load_tokenizer
+from hicache_lab.sglang.launch import LaunchConfig, parse_launch, refusals
+from hicache_lab.sglang.launch.flags import known_flags
+from hicache_lab.sglang.releases import rules_for
+from hicache_lab.traffic.cachesim import Rates, WritePolicy
+from hicache_lab.traffic.cost_benefit import rates_for
+from hicache_lab.traffic.traces import FORMATS, GENERATORS, Trace, Workload, load_tokenizer
 
 NEWEST = "0.5.23"
 _SHORT_FORMS = ("--tp", "--pp", "--dp", "--ep", "--dcp")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from hicache_lab.errors import HostError
+from hicache_lab.base.errors import HostError
 
 PROC, SYS = Path("/proc"), Path("/sys")
 # the kernel's "no limit" in v1 is the largest page-aligned int64 (PAGE_COUNTER_MAX, mm/memcontrol.c)

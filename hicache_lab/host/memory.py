@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from hicache_lab.errors import HostError, UsageError
+from hicache_lab.base.errors import HostError, UsageError
+from hicache_lab.base.units import KIB
 from hicache_lab.host.cgroups import PROC, SYS, CgroupLevel, CgroupMemory, read_cgroup
-from hicache_lab.units import KIB
 
 DEV_SHM = Path("/dev/shm")
 _MEMINFO_LINE = re.compile(r"([^:]+):\s+(\d+)(?: (kB))?\s*")

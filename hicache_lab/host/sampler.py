@@ -11,7 +11,7 @@ from types import TracebackType
 
 import psutil
 
-from hicache_lab.errors import HicacheLabError, HostError, UsageError
+from hicache_lab.base.errors import HicacheLabError, HostError, UsageError
 from hicache_lab.host.cgroups import PROC, SYS, cgroup_usage_file
 
 

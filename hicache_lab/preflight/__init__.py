@@ -2,8 +2,8 @@
 
 from hicache_lab.preflight.ask import ask, host_from_facts
 from hicache_lab.preflight.inverse import Advice, advise, corrected_line, with_ratio, with_release, with_size
+from hicache_lab.preflight.text import explain, headline
 from hicache_lab.preflight.verdict import Answer, Order, Question, Refusal, Verdict, assess
-from hicache_lab.preflight.words import explain, headline
 
 __all__ = [
     "Advice",

@@ -7,15 +7,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import UsageError
-from hicache_lab.geometry import ModelGeometry, load_geometry
+from hicache_lab.base.errors import UsageError
+from hicache_lab.base.units import GB, parse_bytes
 from hicache_lab.host import HostMemory
-from hicache_lab.launch import LaunchConfig
-from hicache_lab.launch.config import FIELD_TYPES, FLAG_FIELDS
 from hicache_lab.preflight.verdict import Question
-from hicache_lab.releases import rules_for
+from hicache_lab.sglang.launch import LaunchConfig
+from hicache_lab.sglang.launch.config import FIELD_TYPES, FLAG_FIELDS
+from hicache_lab.sglang.releases import rules_for
+from hicache_lab.sizing.geometry import ModelGeometry, load_geometry
 from hicache_lab.sizing.rank import DeviceFacts
-from hicache_lab.units import GB, parse_bytes
 
 HOST_FACTS = ("host_ram", "available", "hugepages", "cgroup_limit", "cgroup_usage")
 DEVICE_FACTS = ("device_tokens", "device_kv_gb", "swa_device_tokens", "mamba_slots")

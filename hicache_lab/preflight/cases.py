@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hicache_lab.errors import HicacheLabError, UsageError
+from hicache_lab.base.errors import HicacheLabError, UsageError
 from hicache_lab.preflight.ask import ask
 from hicache_lab.preflight.record import answer_record
 from hicache_lab.preflight.verdict import assess

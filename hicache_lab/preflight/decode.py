@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hicache_lab.geometry import ModelGeometry
-from hicache_lab.launch import LaunchConfig
-from hicache_lab.releases import ReleaseRules
-from hicache_lab.resolution import DEFAULT_RATIO
+from hicache_lab.sglang.arguments import DEFAULT_RATIO
+from hicache_lab.sglang.launch import LaunchConfig
+from hicache_lab.sglang.releases import ReleaseRules
+from hicache_lab.sizing.geometry import ModelGeometry
 from hicache_lab.sizing.kv import option
 
 _CPU_TENSOR_ONLY = (

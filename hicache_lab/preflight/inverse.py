@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hicache_lab.launch import LaunchConfig, render
+from hicache_lab.base.units import GB
 from hicache_lab.preflight.verdict import Answer, Question, assess
-from hicache_lab.releases import RESERVE_BYTES, rules_for
-from hicache_lab.units import GB
+from hicache_lab.sglang.launch import LaunchConfig, render
+from hicache_lab.sglang.releases import RESERVE_BYTES, rules_for
 
 _RATIO_STEP = 10  # ratios are offered in tenths
 _MOST_RATIO = 1000

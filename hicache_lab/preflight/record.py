@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from hicache_lab.base.units import gb, gib
 from hicache_lab.preflight.inverse import Advice
+from hicache_lab.preflight.text import explain
 from hicache_lab.preflight.verdict import Answer
-from hicache_lab.preflight.words import explain
 from hicache_lab.sizing.pools import HostPool
 from hicache_lab.sizing.rank import resident_bytes
-from hicache_lab.units import gb, gib
 
 
 def _pool(pool: HostPool, answer: Answer) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from hicache_lab.geometry import ModelGeometry
 from hicache_lab.host import HostMemory
-from hicache_lab.launch import LaunchConfig, Rejection, refusals
-from hicache_lab.launch.flags import known_flags
 from hicache_lab.preflight.decode import unset_ratio
-from hicache_lab.releases import RESERVE_BYTES, ReleaseRules
-from hicache_lab.resolution import HicacheArguments, Resolution, resolve_arguments
+from hicache_lab.sglang.arguments import HicacheArguments, Resolution, resolve_arguments
+from hicache_lab.sglang.launch import LaunchConfig, Rejection, refusals
+from hicache_lab.sglang.launch.flags import known_flags
+from hicache_lab.sglang.releases import RESERVE_BYTES, ReleaseRules
+from hicache_lab.sizing.geometry import ModelGeometry
 from hicache_lab.sizing.guard import HostView, LaunchFailure, rank_budget
 from hicache_lab.sizing.pools import HostPool, construct_pool
 from hicache_lab.sizing.rank import DeviceFacts, RankPlanner, RankPools, resident_bytes

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import hicache_lab
-from hicache_lab.errors import HostError, UsageError
+from hicache_lab.base.errors import HostError, UsageError
 from hicache_lab.runs.html import notebook_html
 from hicache_lab.runs.parameters import check_parameters, read_notebook
 from hicache_lab.runs.recording import RECORD_FILE, RUN_FOLDER_VARIABLE, read_records

@@ -19,9 +19,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import InputError, UsageError
-from hicache_lab.resources import notebooks_dir
-from hicache_lab.server.problems import checked_key, checked_url
+from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.base.resources import notebooks_dir
+from hicache_lab.serving.client.problems import checked_key, checked_url
 
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")

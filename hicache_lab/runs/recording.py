@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import InputError, UsageError
+from hicache_lab.base.errors import InputError, UsageError
 
 RUN_FOLDER_VARIABLE = "HICACHE_LAB_RUN_FOLDER"
 RECORD_FILE = "record.json"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import InputError
+from hicache_lab.base.errors import InputError
 from hicache_lab.runs.recording import SOURCES, write_json
 
 SCHEMA = "hicache-lab/run"

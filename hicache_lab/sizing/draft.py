@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hicache_lab.geometry import ModelGeometry
-from hicache_lab.launch import LaunchConfig
-from hicache_lab.releases import ReleaseRules
+from hicache_lab.sglang.launch import LaunchConfig
+from hicache_lab.sglang.releases import ReleaseRules
+from hicache_lab.sizing.geometry import ModelGeometry
 
 # NEXTN is SGLang's other name for EAGLE; these use the model's own MTP layers when no other draft is named
 _MTP_ALGORITHMS = frozenset({"EAGLE", "NEXTN"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hicache_lab.geometry.shapes import CompressedShape
-from hicache_lab.releases import ReleaseRules
+from hicache_lab.sglang.releases import ReleaseRules
+from hicache_lab.sizing.geometry.shapes import CompressedShape
 from hicache_lab.sizing.pages import DSV4_PAGE
 from hicache_lab.sizing.pools import HostPool, PoolSpec, size_pool
 from hicache_lab.sizing.shares import dsv4_host_pages

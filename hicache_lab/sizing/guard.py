@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hicache_lab.releases import RESERVE_BYTES, ReleaseRules
-from hicache_lab.units import GB, GIB
+from hicache_lab.base.units import GB, GIB
+from hicache_lab.sglang.releases import RESERVE_BYTES, ReleaseRules
 
 LogLine = tuple[str, str]
 """Level and text of one log line, as the server writes it."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hicache_lab.errors import UsageError
-from hicache_lab.geometry import ModelGeometry
-from hicache_lab.geometry.shapes import ITEMSIZES, StateShape
-from hicache_lab.launch import LaunchConfig
-from hicache_lab.releases import ReleaseRules
+from hicache_lab.base.errors import UsageError
+from hicache_lab.sglang.launch import LaunchConfig
+from hicache_lab.sglang.releases import ReleaseRules
+from hicache_lab.sizing.geometry import ModelGeometry
+from hicache_lab.sizing.geometry.shapes import ITEMSIZES, StateShape
 from hicache_lab.sizing.guard import LaunchFailure
 from hicache_lab.sizing.rows import (
     indexer_bytes_per_layer,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hicache_lab.geometry import ModelGeometry
-from hicache_lab.launch import LaunchConfig
-from hicache_lab.releases import ReleaseRules
+from hicache_lab.sglang.launch import LaunchConfig
+from hicache_lab.sglang.releases import ReleaseRules
+from hicache_lab.sizing.geometry import ModelGeometry
 
 DSV4_PAGE = 256
 DSA_PAGE = 64

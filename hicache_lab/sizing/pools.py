@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hicache_lab.releases import ReleaseRules
+from hicache_lab.base.units import GB
+from hicache_lab.sglang.releases import ReleaseRules
 from hicache_lab.sizing.guard import Budget, HostView, LaunchFailure, LogLine, rank_budget, refusal_text
-from hicache_lab.units import GB
 
 Kind = Literal["mha", "mla", "nsa", "mamba", "indexer", "dsv4", "dsv4_state"]
 _PAGE_POOLS = ("dsv4", "dsv4_state")

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hicache_lab.errors import UsageError
-from hicache_lab.geometry import ModelGeometry
-from hicache_lab.launch import LaunchConfig
-from hicache_lab.releases import ReleaseRules
+from hicache_lab.base.errors import UsageError
+from hicache_lab.base.units import GB
+from hicache_lab.sglang.launch import LaunchConfig
+from hicache_lab.sglang.releases import ReleaseRules
 from hicache_lab.sizing.draft import plan_draft
 from hicache_lab.sizing.dsv4 import DSV4_SWA_RATIO, Dsv4Device, dsv4_pools
+from hicache_lab.sizing.geometry import ModelGeometry
 from hicache_lab.sizing.guard import LaunchFailure
 from hicache_lab.sizing.kv import KvRows, environment, option
 from hicache_lab.sizing.pages import resolve_page_size
 from hicache_lab.sizing.pools import HostPool, PoolSpec, size_pool
 from hicache_lab.sizing.rows import indexer_bytes_per_layer
 from hicache_lab.sizing.shares import split_size
-from hicache_lab.units import GB
 
 DEFAULT_SWA_RATIO = 0.8
 DEFAULT_MAMBA_RATIO = 0.9

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from hicache_lab.errors import UsageError
-from hicache_lab.releases import ReleaseRules
+from hicache_lab.base.errors import UsageError
+from hicache_lab.sglang.releases import ReleaseRules
 
 STORE_BYTES = {
     "bf16": 2,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hicache_lab.releases import ReleaseRules
+from hicache_lab.base.units import GIB
+from hicache_lab.sglang.releases import ReleaseRules
 from hicache_lab.sizing.guard import HostView, LaunchFailure, LogLine, rank_budget
 from hicache_lab.sizing.pools import DSV4_NEEDS_RATIO
-from hicache_lab.units import GIB
 
 AUTO_SIZE_SLACK = 0.05
 """Share of the budget that auto-sizing keeps for page rounding and staging buffers (hicache_auto_size.py)."""

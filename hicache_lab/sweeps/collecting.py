@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hicache_lab.comparison import Observation, Value, named, observe_run, read_results
-from hicache_lab.comparison.observations import places
-from hicache_lab.errors import InputError, UsageError
+from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.base.units import gb
 from hicache_lab.runs import load_result
+from hicache_lab.runs.comparison import Observation, Value, named, observe_run, read_results
+from hicache_lab.runs.comparison.observations import places
 from hicache_lab.runs.results import RESULT_FILE
 from hicache_lab.sweeps.ledger import PointRecord, SweepRecord, complete_result, is_sweep, load_sweep
-from hicache_lab.units import gb
 
 
 @dataclass(frozen=True)

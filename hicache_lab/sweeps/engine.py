@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import hicache_lab
-from hicache_lab.errors import HicacheLabError, HostError, UsageError
+from hicache_lab.base.errors import HicacheLabError, HostError, UsageError
 from hicache_lab.runs import Limits, RunResult
 from hicache_lab.sweeps.ledger import (
     GRID_COPY,

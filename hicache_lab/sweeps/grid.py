@@ -14,7 +14,7 @@ from math import inf, prod
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import UsageError
+from hicache_lab.base.errors import UsageError
 from hicache_lab.runs import Limits
 from hicache_lab.sweeps.reading import check_keys, mapping, read_yaml, refuse
 from hicache_lab.sweeps.serverside import ServerSide, read_server_side

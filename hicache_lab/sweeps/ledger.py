@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.errors import HostError, InputError, UsageError
+from hicache_lab.base.errors import HostError, InputError, UsageError
 from hicache_lab.runs import Failure, RunResult, load_result
 from hicache_lab.runs.recording import write_json
 from hicache_lab.runs.results import RESULT_FILE, read_record

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hicache_lab
-from hicache_lab.errors import UsageError
+from hicache_lab.base.errors import UsageError
 from hicache_lab.host import HostMemory
 from hicache_lab.runs import Parameter, check_parameters, find_notebook, inspect_parameters
 from hicache_lab.sweeps.grid import Combination, Grid, notebook_beside

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from hicache_lab.errors import InputError, UsageError
+from hicache_lab.base.errors import InputError, UsageError
 
 MAX_BYTES = 1 << 20
 

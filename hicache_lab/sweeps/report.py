@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hicache_lab.comparison import Comparison, Recommendation, recommend
-from hicache_lab.comparison.words import HEADER, pair_rows, rows, shown_first, title
-from hicache_lab.errors import HostError
-from hicache_lab.figures.comparison import Tradeoff, comparison_figure, hits_figure, tradeoff_figure
-from hicache_lab.figures.images import WrittenFigures, write_figures
-from hicache_lab.releases import RESERVE_BYTES
-from hicache_lab.report.document import (
+from hicache_lab.base.errors import HostError
+from hicache_lab.base.units import GB
+from hicache_lab.runs.comparison import Comparison, Recommendation, recommend
+from hicache_lab.runs.comparison.text import HEADER, pair_rows, rows, shown_first, title
+from hicache_lab.runs.recording import lasting
+from hicache_lab.sglang.releases import RESERVE_BYTES
+from hicache_lab.sweeps.collecting import Collection
+from hicache_lab.sweeps.ledger import GRID_COPY, SweepRecord
+from hicache_lab.views.figures.comparison import Tradeoff, comparison_figure, hits_figure, tradeoff_figure
+from hicache_lab.views.figures.images import WrittenFigures, write_figures
+from hicache_lab.views.report.document import (
     Bullets,
     Code,
     Document,
@@ -25,10 +29,6 @@ from hicache_lab.report.document import (
     escape_markdown,
     write_report,
 )
-from hicache_lab.runs.recording import lasting
-from hicache_lab.sweeps.collecting import Collection
-from hicache_lab.sweeps.ledger import GRID_COPY, SweepRecord
-from hicache_lab.units import GB
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

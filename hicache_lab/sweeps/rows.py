@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from hicache_lab.comparison import Comparison, compare
-from hicache_lab.comparison.statistics import CONFIDENCE
-from hicache_lab.comparison.words import number, shown_first
-from hicache_lab.figures.comparison import Tradeoff
-from hicache_lab.releases import RESERVE_BYTES
+from hicache_lab.base.units import gb
+from hicache_lab.runs.comparison import Comparison, compare
+from hicache_lab.runs.comparison.statistics import CONFIDENCE
+from hicache_lab.runs.comparison.text import number, shown_first
+from hicache_lab.sglang.releases import RESERVE_BYTES
 from hicache_lab.sweeps.collecting import Collection
 from hicache_lab.sweeps.ledger import SweepRecord
 from hicache_lab.sweeps.plan import Plan, Point
-from hicache_lab.units import gb
+from hicache_lab.views.figures.comparison import Tradeoff
 
 Rows = list[dict[str, Any]]
 MAIN_FIGURES = 6

@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hicache_lab.cpuserver import TINY_MODELS, model_config
-from hicache_lab.errors import UnknownFact, UsageError
+from hicache_lab.base.errors import UnknownFact, UsageError
+from hicache_lab.base.units import format_gb
 from hicache_lab.host import HostMemory, read_host
-from hicache_lab.launch import LaunchConfig, parse_launch
 from hicache_lab.preflight import Question, ask, assess, headline
 from hicache_lab.preflight.ask import DEVICE_FACTS
+from hicache_lab.serving.cpu_server import TINY_MODELS, model_config
+from hicache_lab.sglang.launch import LaunchConfig, parse_launch
 from hicache_lab.sweeps.serverside import CpuServer, LaunchLine
-from hicache_lab.units import format_gb
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _SECRET = re.compile(r"(?:--[\w-]*|\w*)(?:api[-_]key|_key|token|secret|passw(?:or)?d|credentials?)", re.IGNORECASE)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hicache_lab.cpuserver import RELEASES, TINY_MODELS, Launch
-from hicache_lab.errors import UsageError
+from hicache_lab.base.errors import UsageError
 from hicache_lab.preflight.ask import DEVICE_FACTS, OTHER_FACTS
-from hicache_lab.server.problems import checked_url
+from hicache_lab.serving.client.problems import checked_url
+from hicache_lab.serving.cpu_server import RELEASES, TINY_MODELS, Launch
 from hicache_lab.sweeps.reading import check_keys, mapping, refuse
 
 Between = Literal["keep", "flush", "restart"]

@@ -18,14 +18,14 @@ from typing import Any
 
 import psutil
 
-from hicache_lab import cpuserver
-from hicache_lab.cpuserver.process import health
-from hicache_lab.cpuserver.spec import HOST
-from hicache_lab.errors import HostError, ServerError
-from hicache_lab.launch import parse_launch
-from hicache_lab.load.ownloop import in_own_loop
+from hicache_lab.base.errors import HostError, ServerError
 from hicache_lab.runs.recording import write_json
-from hicache_lab.server import SglangClient
+from hicache_lab.serving import cpu_server
+from hicache_lab.serving.client import SglangClient
+from hicache_lab.serving.cpu_server.process import health
+from hicache_lab.serving.cpu_server.spec import HOST
+from hicache_lab.serving.load.thread_loop import in_own_loop
+from hicache_lab.sglang.launch import parse_launch
 from hicache_lab.sweeps.plan import Point
 from hicache_lab.sweeps.serverside import CpuServer, ExistingServer, LaunchLine, ServerSide, split_environment
 
@@ -102,8 +102,8 @@ class ServerHost:
         self._say(f"starting the server of {point.label}")
         if isinstance(self._side, CpuServer):
             release, flags = self._side.release, point.server[3:]
-            environment = cpuserver.install(release)
-            server = cpuserver.start(
+            environment = cpu_server.install(release)
+            server = cpu_server.start(
                 self._side.launch(flags, self._name),
                 environment=environment,
                 timeout_seconds=self._side.ready_seconds,
@@ -116,7 +116,7 @@ class ServerHost:
     def _stop(self) -> None:
         if self._words is not None and isinstance(self._side, CpuServer):
             self._keep_cpu_log()
-            cpuserver.stop(self._name)
+            cpu_server.stop(self._name)
         if self._process is not None:
             _end_group(self._process.pid)
             self._process.wait()
@@ -126,7 +126,7 @@ class ServerHost:
 
     def _keep_cpu_log(self) -> None:
         with contextlib.suppress(OSError):
-            _log_path(self._folder).write_bytes(cpuserver.logs(self._name).read_bytes())
+            _log_path(self._folder).write_bytes(cpu_server.logs(self._name).read_bytes())
 
     # ---- launch lines
 
@@ -170,9 +170,9 @@ class ServerHost:
     def _end_leftovers(self) -> None:
         """A server that a killed sweep left behind in this folder is stopped, if it is still the same process."""
         if isinstance(self._side, CpuServer):
-            if any(server.name == self._name for server in cpuserver.status()):
+            if any(server.name == self._name for server in cpu_server.status()):
                 self._say("stopping the server that an earlier sweep left behind")
-                cpuserver.stop(self._name)
+                cpu_server.stop(self._name)
             return
         state = self._folder / _STATE
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
-from hicache_lab.errors import HostError, UsageError
+from hicache_lab.base.errors import HostError, UsageError
 from hicache_lab.runs import Limits, RunResult, execute
 
 P = ParamSpec("P")

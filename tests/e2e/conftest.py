@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache_lab import cpuserver
+from hicache_lab.serving import cpu_server
 
 HERE = Path(__file__).parent
 _number = itertools.count()
@@ -24,27 +24,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @contextlib.contextmanager
-def running(release: str, *flags: str, **options) -> Iterator[cpuserver.Server]:
+def running(release: str, *flags: str, **options) -> Iterator[cpu_server.Server]:
     """A server for the length of a block, stopped whatever happens."""
     name = options.pop("name", f"e2e-{os.getpid()}-{next(_number)}")
-    server = cpuserver.start(cpuserver.Launch(release=release, name=name, flags=flags, **options))
+    server = cpu_server.start(cpu_server.Launch(release=release, name=name, flags=flags, **options))
     try:
         yield server
     finally:
-        stopped = cpuserver.stop(name)
+        stopped = cpu_server.stop(name)
         assert stopped.how in {"TERM", "KILL", "gone"}
         assert not server.alive
     shutil.rmtree(server.log_path.parent)  # a failed test leaves its log
 
 
-@pytest.fixture(scope="module", params=cpuserver.RELEASES)
+@pytest.fixture(scope="module", params=cpu_server.RELEASES)
 def release(request: pytest.FixtureRequest) -> str:
     """Each release that runs here."""
     return request.param
 
 
 @pytest.fixture(scope="module")
-def server(release: str) -> Iterator[cpuserver.Server]:
+def server(release: str) -> Iterator[cpu_server.Server]:
     """tp 1, ratio 4 over 2,048 device tokens."""
     with running(release) as started:
         yield started

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import pytest
 from conftest import running
 
-from hicache_lab import cpuserver
-from hicache_lab.cachesim import EvictionPolicy, ReplayResult, ReplaySettings, WritePolicy, replay
-from hicache_lab.serverrun.run import describe
-from hicache_lab.traces import Trace
+from hicache_lab.serving import cpu_server
+from hicache_lab.serving.measurement.run import describe
+from hicache_lab.traffic.cachesim import EvictionPolicy, ReplayResult, ReplaySettings, WritePolicy, replay
+from hicache_lab.traffic.traces import Trace
 
 REQUESTS = 160
 CLIENTS = 6
@@ -68,7 +68,7 @@ class Pools:
         )
 
 
-def pools(server: cpuserver.Server, page: int) -> Pools:
+def pools(server: cpu_server.Server, page: int) -> Pools:
     told = describe(server.base_url)
     assert told.device_tokens and told.host_tokens and told.page_size == page
     chunk = told.chunked_prefill_tokens or 8192

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from hicache_lab import cpuserver
+from hicache_lab.serving import cpu_server
 
-STANDINS = Path(cpuserver.__file__).parent / "standins"
-HEAD = "import os, sys; sys.path.insert(0, os.environ['STANDINS'])\n"
+STUBS = Path(cpu_server.__file__).parent / "stubs"
+HEAD = "import os, sys; sys.path.insert(0, os.environ['STUBS'])\n"
 
 ROUND_TRIPS = """
 import torch, itertools
@@ -79,7 +79,7 @@ print("ok", len(io.TRANSFERS))
 
 PAGING = """
 import random, torch
-from hicache_standins.paging import allocate_decode, allocate_extend
+from hicache_stubs.paging import allocate_decode, allocate_extend
 draw = random.Random(7)
 for page in (1, 2, 16, 64):
     for _ in range(60):
@@ -113,11 +113,11 @@ print("ok")
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    return str(cpuserver.install(cpuserver.RELEASES[0]).python)
+    return str(cpu_server.install(cpu_server.RELEASES[0]).python)
 
 
 def run(python: str, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    environ |= {"STANDINS": str(STANDINS), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(STANDINS)}
+    environ |= {"STUBS": str(STUBS), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(STUBS)}
     return subprocess.run([python, "-c", HEAD + code], env=environ, capture_output=True, text=True, check=False)
 
 
@@ -150,7 +150,7 @@ def test_what_needs_a_gpu_raises_when_called(python: str, code: str, problem: st
 def test_making_pages_resident_stops_above_the_floor(python: str) -> None:
     code = """
 import ctypes, torch
-from hicache_standins import patches
+from hicache_stubs import patches
 size = 512 * 2**20
 buffer = (ctypes.c_char * size)()
 cudart = torch.cuda.cudart()

@@ -6,12 +6,12 @@ import pytest
 from conftest import running
 from test_tp1 import PROMPT, measure, probe, returning
 
-import hicache_lab.load as lab
-from hicache_lab import cpuserver
-from hicache_lab.errors import ServerError
+import hicache_lab.serving.load as lab
+from hicache_lab.base.errors import ServerError
+from hicache_lab.base.units import GB, GIB
 from hicache_lab.host import HostMemory, MemorySampler, read_host
 from hicache_lab.preflight import Answer, ask, assess
-from hicache_lab.units import GB, GIB
+from hicache_lab.serving import cpu_server
 
 CASES = [
     # release, model, ranks, page size, further flags
@@ -33,7 +33,7 @@ def test_host_tier_of_ranks_models_and_layouts(release, model, ranks, page, flag
     assert told.server.tp_size == allocations == ranks
     answer = assess(
         ask(
-            cpuserver.model_config(model),
+            cpu_server.model_config(model),
             release,
             device_tokens=told.server.device_tokens,
             hicache_ratio=3.0,
@@ -72,7 +72,7 @@ def incident_size_gb(host: HostMemory) -> int:
 
 
 def predicted(release: str, size_gb: int, host: HostMemory, overhead: str) -> Answer:
-    config = cpuserver.model_config("tiny-llama")
+    config = cpu_server.model_config("tiny-llama")
     return assess(
         ask(config, release, host=host, tp_size=2, hicache_size=size_gb, device_tokens=2048, overhead=overhead)
     )
@@ -110,7 +110,7 @@ def test_the_same_flags_are_refused_on_both_ranks_of_0_5_23() -> None:
         running("0.5.23", "--hicache-size", str(size_gb), **launch),
     ):
         pass
-    log = cpuserver.logs("e2e-refused").read_text()
+    log = cpu_server.logs("e2e-refused").read_text()
     messages = re.findall(r"ValueError: (Not enough host memory available\. .*)", log)
     assert len(messages) >= 2
     assert {rank for rank in ("TP0", "TP1") if f"{rank}] Scheduler hit an exception" in log} == {"TP0", "TP1"}

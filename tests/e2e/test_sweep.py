@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hicache_lab import cpuserver
+from hicache_lab.base.resources import data_dir
 from hicache_lab.cli import main
-from hicache_lab.resources import data_dir
+from hicache_lab.serving import cpu_server
 from hicache_lab.sweeps import collect, compare_collection, load_sweep
 
 GRID = data_dir() / "sweeps" / "before-after" / "grid.yaml"
@@ -34,7 +34,7 @@ def test_the_shipped_grid_runs_and_stops_its_servers(swept: Path) -> None:
         "size 300": "skipped",
     }
     assert "Not enough host memory available. Requesting 300.00 GB" in sweep.points[-1].reason
-    assert not [server for server in cpuserver.status() if server.name.startswith("sweep-")]
+    assert not [server for server in cpu_server.status() if server.name.startswith("sweep-")]
 
 
 def test_hits_move_to_the_host_as_the_simulator_said(swept: Path) -> None:

@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 from conftest import running
 
-import hicache_lab.load as lab
-from hicache_lab import cpuserver
-from hicache_lab.errors import ServerError
-from hicache_lab.load.ownloop import in_own_loop
+import hicache_lab.serving.load as lab
+from hicache_lab.base.errors import ServerError
 from hicache_lab.preflight import ask, assess
-from hicache_lab.server import GenerateRequest, Probe, SglangClient
+from hicache_lab.serving import cpu_server
+from hicache_lab.serving.client import GenerateRequest, Probe, SglangClient
+from hicache_lab.serving.load.thread_loop import in_own_loop
 
 ROOT = Path(__file__).parents[2]
 DEVICE_TOKENS = 2048
@@ -31,12 +31,12 @@ def returning(seed: int = 11, **changes) -> lab.Plan:
     return lab.write_evict_read(seed=seed, **{**sizes, **changes})
 
 
-def measure(server: cpuserver.Server, plan: lab.Plan, **options) -> lab.LoadResult:
+def measure(server: cpu_server.Server, plan: lab.Plan, **options) -> lab.LoadResult:
     options.setdefault("pace", lab.Pace(concurrency=1))
     return lab.run_load(server.base_url, plan, progress=False, **options)
 
 
-def probe(server: cpuserver.Server) -> Probe:
+def probe(server: cpu_server.Server) -> Probe:
     async def go() -> Probe:
         async with SglangClient(server.base_url) as client:
             return await client.probe(expected_model=server.model)
@@ -44,7 +44,7 @@ def probe(server: cpuserver.Server) -> Probe:
     return in_own_loop(go())
 
 
-def call(server: cpuserver.Server, method: str, *arguments):
+def call(server: cpu_server.Server, method: str, *arguments):
     async def go():
         async with SglangClient(server.base_url) as client:
             return await getattr(client, method)(*arguments)
@@ -52,13 +52,13 @@ def call(server: cpuserver.Server, method: str, *arguments):
     return in_own_loop(go())
 
 
-def test_prediction_and_server_agree_exactly_on_the_host_pool(server: cpuserver.Server) -> None:
+def test_prediction_and_server_agree_exactly_on_the_host_pool(server: cpu_server.Server) -> None:
     told = probe(server)
     assert told.server.release == server.release
     assert told.server.device_tokens == DEVICE_TOKENS
     assert told.server.hicache.enabled
     question = ask(
-        cpuserver.model_config(server.model),
+        cpu_server.model_config(server.model),
         server.release,
         device_tokens=told.server.device_tokens,
         hicache_ratio=told.server.hicache.ratio,
@@ -69,7 +69,7 @@ def test_prediction_and_server_agree_exactly_on_the_host_pool(server: cpuserver.
     assert told.host_total_tokens == assess(question).rank.tokens == 8193
 
 
-def test_returning_prompts_are_read_from_the_host_tier(server: cpuserver.Server) -> None:
+def test_returning_prompts_are_read_from_the_host_tier(server: cpu_server.Server) -> None:
     result = measure(server, returning())
     assert result.ended == "complete"
     assert not [note for note in result.notes if "restart" in note]
@@ -86,7 +86,7 @@ def test_returning_prompts_are_read_from_the_host_tier(server: cpuserver.Server)
     assert last.evicted_tokens > (first.evicted_tokens or 0)
 
 
-def test_prompts_that_fit_are_read_from_the_device(server: cpuserver.Server) -> None:
+def test_prompts_that_fit_are_read_from_the_device(server: cpu_server.Server) -> None:
     plan = lab.shared_prefix(
         seed=5, groups=1, prompts_per_group=4, prefix_tokens=300, suffix_tokens=20, answer_tokens=4
     )
@@ -95,7 +95,7 @@ def test_prompts_that_fit_are_read_from_the_device(server: cpuserver.Server) -> 
     assert all(r.cached_device >= 300 for r in result.succeeded[1:])
 
 
-def test_conversations_find_what_was_said_before(server: cpuserver.Server) -> None:
+def test_conversations_find_what_was_said_before(server: cpu_server.Server) -> None:
     plan = lab.multi_turn(seed=6, conversations=2, turns=3, first_tokens=100, turn_tokens=30, answer_tokens=6)
     result = measure(server, plan, pace=lab.Pace(concurrency=2))
     assert len(result.succeeded) == 6
@@ -106,7 +106,7 @@ def test_conversations_find_what_was_said_before(server: cpuserver.Server) -> No
             assert history - 1 <= record.cached_tokens <= history
 
 
-def test_flushing_empties_both_tiers(server: cpuserver.Server) -> None:
+def test_flushing_empties_both_tiers(server: cpu_server.Server) -> None:
     measure(server, returning(seed=12))
     assert "flushed" in call(server, "flush_cache").lower()
     again = measure(server, returning(seed=12, evict_tokens=450))
@@ -114,7 +114,7 @@ def test_flushing_empties_both_tiers(server: cpuserver.Server) -> None:
 
 
 @pytest.mark.parametrize("api", ["generate", "completions", "chat"])
-def test_every_endpoint_streams(server: cpuserver.Server, api) -> None:
+def test_every_endpoint_streams(server: cpu_server.Server, api) -> None:
     request = GenerateRequest("the cache holds", 6, api=api)
     whole = call(server, "generate", request)
     streamed = call(server, "stream", request)
@@ -124,18 +124,18 @@ def test_every_endpoint_streams(server: cpuserver.Server, api) -> None:
     assert streamed.cached is not None
 
 
-def test_a_prompt_beyond_the_context_is_refused_in_words(server: cpuserver.Server) -> None:
+def test_a_prompt_beyond_the_context_is_refused_in_words(server: cpu_server.Server) -> None:
     with pytest.raises(ServerError, match="prompt is too long for the server"):
         call(server, "generate", GenerateRequest((20,) * 5000, 4))
 
 
-def test_the_log_speaks_of_the_same_pool(server: cpuserver.Server) -> None:
+def test_the_log_speaks_of_the_same_pool(server: cpu_server.Server) -> None:
     log = server.log()
     assert log.count("Allocating") == 1
     assert "token usage" in log
 
 
-def test_the_notebook_measures_a_real_server(server: cpuserver.Server) -> None:
+def test_the_notebook_measures_a_real_server(server: cpu_server.Server) -> None:
     reports = ROOT / "reports" / f"sglang-{server.release}"  # kept, as `make lab` keeps its own
     command = [sys.executable, "-m", "hicache_lab", "run", str(ROOT / "notebooks" / "06_server_run.ipynb")]
     command += ["-p", f"base_url={server.base_url}", "--output", str(reports)]
@@ -157,7 +157,7 @@ def test_the_notebook_measures_a_real_server(server: cpuserver.Server) -> None:
 ANSWERED = '"POST /generate HTTP/1.1" 200'
 
 
-def kill_once_it_answers(server: cpuserver.Server, answers: int) -> None:
+def kill_once_it_answers(server: cpu_server.Server, answers: int) -> None:
     """With four sessions at once, eight begun answers are at least four finished ones."""
     while server.log().count(ANSWERED) < answers and server.alive:
         time.sleep(0.1)

@@ -1,0 +1,1 @@
+"""Units, errors, files, secrets, compiled loops: what every other wing stands on."""

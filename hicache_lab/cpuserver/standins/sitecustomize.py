@@ -1,5 +1,0 @@
-"""Run by every interpreter of the CPU server before anything else: put the stand-ins in place."""
-
-import hicache_standins
-
-hicache_standins.install()

@@ -1,0 +1,1 @@
+"""Logs, memory series and incident cases → timeline, cause and remedy."""

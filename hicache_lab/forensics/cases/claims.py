@@ -1,0 +1,257 @@
+"""Each claim of an incident, recomputed: it agrees, differs, holds under a condition, or cannot be checked.
+
+The claims are data (``claims.json``); a claim names one of the checks below and gives it its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hicache_lab.base.errors import InputError
+from hicache_lab.base.units import GB, format_gb
+from hicache_lab.forensics.cases.case import Case, read_json
+from hicache_lab.preflight import Answer, Question, advise, assess, with_ratio, with_release, with_size
+from hicache_lab.sglang.releases import RESERVE_BYTES
+
+SCHEMA, SCHEMA_VERSION = "hicache-lab/claims", 1
+Status = Literal["agrees", "differs", "holds if", "cannot be checked"]
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """One row of the claims table; ``recomputed`` is the number with its arithmetic."""
+
+    id: str
+    step: int
+    claim: str
+    recomputed: str
+    status: Status
+    source: str = "computed"
+
+    @property
+    def row(self) -> dict[str, str | int]:
+        """The row as plain values, for a table or a result record."""
+        return {"step": self.step, "claim": self.claim, "recomputed": self.recomputed, "agrees": self.status}
+
+
+Outcome = tuple[Status, str]
+Inputs = Mapping[str, Any]
+Check = Callable[[Case, Inputs], Outcome]
+
+
+def audit(case: Case) -> list[ClaimResult]:
+    """Recompute every claim in the case's ``claims.json``.
+
+    Raises:
+        InputError: an unknown check, or an input that the check needs and the claim does not give.
+    """
+    path = case.folder / "claims.json"
+    results = []
+    for raw in read_json(path, SCHEMA, SCHEMA_VERSION)["claims"]:
+        check = CHECKS.get(raw.get("check"))
+        if check is None:
+            raise InputError(f"{path}: claim {raw.get('id')!r}: check is one of {', '.join(CHECKS)}")
+        try:
+            status, text = check(case, raw)
+            results.append(ClaimResult(raw["id"], raw["step"], raw["claim"], text, status))
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{path}: claim {raw.get('id')!r}: input missing or of another form ({error})") from error
+    return results
+
+
+def _setting(question: Question, setting: Mapping[str, Any]) -> Question:
+    if "size_gb" in setting:
+        return with_size(question, setting["size_gb"])
+    return with_ratio(question, setting["ratio"])
+
+
+def _named(setting: Mapping[str, Any]) -> str:
+    return f"--hicache-size {setting['size_gb']}" if "size_gb" in setting else f"--hicache-ratio {setting['ratio']:g}"
+
+
+def _product(answer: Answer) -> str:
+    return f"{answer.ranks_on_host} ranks × {format_gb(answer.per_rank_bytes)} = {format_gb(answer.host_bytes, 1)}"
+
+
+def _within(value: float, claimed: float, tolerance: float) -> Status:
+    return "agrees" if abs(value - claimed) <= tolerance * abs(claimed) else "differs"
+
+
+def _size_is_host_total(case: Case, given: Inputs) -> Outcome:
+    answer = assess(with_size(case.question(), given["size_gb"]))
+    return _within(answer.host_bytes / GB, given["size_gb"], 0.01), f"per rank: {_product(answer)}"
+
+
+def _host_total(case: Case, given: Inputs) -> Outcome:
+    answer = assess(_setting(case.question(), given["setting"]))
+    return _within(answer.host_bytes / GB, given["claimed_gb"], given["within"]), _product(answer)
+
+
+def _tokens_of_size(case: Case, given: Inputs) -> Outcome:
+    answer = assess(with_size(case.question(), given["size_gb"]))
+    assert answer.rank is not None
+    pool = answer.rank.pools[0]
+    formula = int(given["size_gb"] * 1e9 // pool.spec.bytes_per_token)
+    text = f"{formula:,} by the formula; {answer.question.rules.version} makes {pool.tokens:,} ({pool.pages:,} pages)"
+    return "agrees" if formula == pool.tokens else "differs", text
+
+
+def _concurrency(case: Case, given: Inputs) -> Outcome:
+    tokens, mean, requests = case.value("device_tokens"), given["mean_tokens"], given["requests"]
+    fit = tokens // mean
+    text = f"{tokens:,} ÷ {mean:,} = {fit}; {requests} at a time means {tokens // requests:,} tokens each"
+    return "agrees" if fit >= requests else "differs", text
+
+
+def _host_tier_adds_concurrency(case: Case, given: Inputs) -> Outcome:
+    fit = case.value("device_tokens") // given["mean_tokens"]
+    text = (
+        f"{fit} of {given['mean_tokens']:,} tokens fit, with or without a host tier: a running request needs device "
+        "tokens; the host tier keeps prefixes for reuse and saves their prefill"
+    )
+    return "agrees" if fit >= given["requests"] else "differs", text
+
+
+def _guard_is_per_process(case: Case, _given: Inputs) -> Outcome:
+    rules = case.question().rules
+    if rules.guard_divides_by_ranks:
+        return "differs", f"{rules.version} divides the free memory by the ranks on the host first"
+    return "agrees", f"{rules.version}: requested ≤ available − 10 GiB, in each process, nothing booked between them"
+
+
+def _all_ranks_pass(case: Case, given: Inputs) -> Outcome:
+    question = with_size(case.question(), given["size_gb"])
+    answer = assess(question)
+    if not answer.orders:
+        return "cannot be checked", "; ".join(answer.missing)
+    together, apart = answer.orders
+    if together.passes and apart.passes:
+        return "agrees", "in any order"
+    if not together.passes:
+        return "differs", f"the first rank is refused: {together.refusal.message if together.refusal else ''}"
+    assert question.limit_bytes is not None
+    slack = question.limit_bytes - RESERVE_BYTES - answer.per_rank_bytes
+    assert apart.refusal is not None
+    text = (
+        f"all read the memory before {format_gb(slack)} had become resident; one after another, rank "
+        f'{(apart.refusal.rank or 0) + 1} is refused: "{apart.refusal.message}"'
+    )
+    return "holds if", text
+
+
+def _sum_of_facts(case: Case, given: Inputs) -> Outcome:
+    parts = [case.value(name) for name in given["parts"]]
+    whole, unit = case.value(given["whole"]), case.facts[given["whole"]].unit
+    text = f"{' + '.join(f'{part:g}' for part in parts)} = {sum(parts):g} of {whole:g} {unit}"
+    return "agrees" if abs(sum(parts) - whole) <= given["within"] else "differs", text
+
+
+def _leaves_the_reserve(case: Case, given: Inputs) -> Outcome:
+    answer = assess(_setting(case.question(with_overhead=True), given["setting"]))
+    over = answer.over_reserve_bytes or 0
+    taken = format_gb(answer.resident_bytes + answer.question.overhead_bytes, 0)
+    text = (
+        f"{taken} of {case.value('available_gb'):g} GB taken, {format_gb(answer.margin_bytes or 0, 1)} left, "
+        f"{format_gb(over, 1)} beyond the reserve: {answer.verdict}"
+    )
+    status: Status = "differs"
+    if over >= 0:
+        status = "agrees" if answer.verdict in ("FITS", "TIGHT") else "holds if"
+    if answer.verdict == "RACE" and answer.refusal is not None:
+        text += f"; refused when the ranks check one after another (rank {(answer.refusal.rank or 0) + 1})"
+    return status, text
+
+
+def _largest_size(case: Case, given: Inputs) -> Outcome:
+    question = case.question(with_overhead=True)
+    ranks, limit = question.config.ranks_per_host, question.limit_bytes
+    assert limit is not None
+    largest = 0
+    for size in range(1, limit // GB // ranks + 1):
+        answer = assess(with_size(question, size))
+        if answer.verdict != "ASSERT" and (answer.over_reserve_bytes or 0) >= 0:
+            largest = size
+    comfortable = advise(question).size_gb
+    text = f"{largest} GB leaves the 10 GiB reserve ({ranks} × {largest} = {ranks * largest} GB)"
+    if comfortable is not None:
+        text += f"; {comfortable} GB keeps 10 % of RAM besides"
+    return "agrees" if largest == given["size_gb"] else "differs", text
+
+
+def _settings_are_equal(case: Case, given: Inputs) -> Outcome:
+    answers = [assess(_setting(case.question(), setting)) for setting in given["settings"]]
+    tokens = [answer.rank.tokens if answer.rank else 0 for answer in answers]
+    text = "; ".join(
+        f"{_named(setting)}: {format_gb(answer.host_bytes, 1)}, {held:,} tokens a rank"
+        for setting, answer, held in zip(given["settings"], answers, tokens, strict=True)
+    )
+    return _within(answers[0].host_bytes, answers[1].host_bytes, 0.01), text
+
+
+def _tokens_add_up(case: Case, given: Inputs) -> Outcome:
+    question = case.question()
+    answer = assess(_setting(question, given["setting"]))
+    assert answer.rank is not None
+    if question.geometry.latent is None:
+        return "agrees", f"each rank holds its own heads of the same {answer.rank.tokens:,} tokens"
+    text = (
+        f"{answer.rank.tokens:,} distinct tokens: the latent KV is replicated, so the {answer.ranks_on_host} ranks "
+        "hold the same ones"
+    )
+    return "differs", text
+
+
+def _factor(case: Case, given: Inputs) -> Outcome:
+    before = case.value(given["before"])
+    low, high = (case.value(name) / before for name in given["after"])
+    least, most = given["claimed"]
+    inside = low >= least and high <= most
+    return "agrees" if inside else "differs", f"{low:.2f}–{high:.2f} times"
+
+
+def _release_refuses(case: Case, given: Inputs) -> Outcome:
+    answer = assess(with_size(with_release(case.question(), given["release"]), given["size_gb"]))
+    refused = answer.verdict == "REFUSED" and answer.refusal is not None and answer.refusal.available_bytes is not None
+    if not refused or answer.refusal is None or answer.refusal.available_bytes is None:
+        return "differs", f"{given['release']}: {answer.verdict}"
+    status = _within(answer.refusal.available_bytes / GB, given["claimed_gb"], 0.0005)
+    return status, f'{given["release"]}: "{answer.refusal.message}"'
+
+
+def _auto_size(case: Case, given: Inputs) -> Outcome:
+    question = with_release(case.question(), given["release"])
+    answer = assess(replace(question, config=replace(question.config, hicache_size=None, hicache_ratio=None)))
+    if answer.ratio is None:
+        return "cannot be checked", "; ".join(answer.missing)
+    same = _within(answer.ratio, given["claimed_ratio"], 0.0005) == _within(
+        answer.host_bytes / GB, given["claimed_gb"], 0.001
+    )
+    text = f"{given['release']}: ratio {answer.ratio:g}, {_product(answer)}, {answer.verdict}"
+    agrees = same and _within(answer.ratio, given["claimed_ratio"], 0.0005) == "agrees"
+    return "agrees" if agrees else "differs", text
+
+
+def _outside(_case: Case, given: Inputs) -> Outcome:
+    return "cannot be checked", str(given["why"])
+
+
+CHECKS: Mapping[str, Check] = {
+    "size_is_host_total": _size_is_host_total,
+    "host_total": _host_total,
+    "tokens_of_size": _tokens_of_size,
+    "concurrency": _concurrency,
+    "host_tier_adds_concurrency": _host_tier_adds_concurrency,
+    "guard_is_per_process": _guard_is_per_process,
+    "all_ranks_pass": _all_ranks_pass,
+    "sum_of_facts": _sum_of_facts,
+    "leaves_the_reserve": _leaves_the_reserve,
+    "largest_size": _largest_size,
+    "settings_are_equal": _settings_are_equal,
+    "tokens_add_up": _tokens_add_up,
+    "factor": _factor,
+    "release_refuses": _release_refuses,
+    "auto_size": _auto_size,
+    "outside": _outside,
+}

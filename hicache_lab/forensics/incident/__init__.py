@@ -1,0 +1,19 @@
+"""From logs, kernel lines and memory samples to one timeline and a ranked diagnosis with its evidence."""
+
+from hicache_lab.forensics.incident.diagnosis import RULES, Diagnosis, diagnose
+from hicache_lab.forensics.incident.facts import Evidence, Facts, gather, run_facts
+from hicache_lab.forensics.incident.findings import Finding
+from hicache_lab.forensics.incident.memory import Sample, read_memory
+
+__all__ = [
+    "RULES",
+    "Diagnosis",
+    "Evidence",
+    "Facts",
+    "Finding",
+    "Sample",
+    "diagnose",
+    "gather",
+    "read_memory",
+    "run_facts",
+]

@@ -1,0 +1,361 @@
+"""Lines → events: multi-line statements, tracebacks, wrapped and cut lines of one stream."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+from hicache_lab.forensics.logs import events as ev
+from hicache_lab.forensics.logs.batch import BOOLEANS, is_integer, parse_batch
+from hicache_lab.forensics.logs.patterns import LINES, MARKS, exception_of, match_message, unwrap
+from hicache_lab.forensics.logs.prefix import Head, records
+
+# what containers, schedulers and the kernel log put before a line that has no prefix of its own
+_OUTER = re.compile(
+    r"(?:"
+    r"[\w.-]{1,80}\s+\| ?"
+    r"|\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d)? (?:(?:stdout|stderr) [FP] ?)?(?:[\w.-]+ [\w.@/-]+(?:\[\d+\])?: ?)?"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w.@/()-]+(?:\[\d+\])?: ?"
+    r"|\[ *\d+\.\d{6}\] ?|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] ?"
+    r"|\([^()]{0,80}pid=\d+[^()]{0,80}\) ?|\[pod/[^\]]{1,200}\] ?|\[(?:default)?\d+\]: ?|\d{1,4}: "
+    r")"
+)
+_CRI_PART = re.compile(r"^\S+ (?:stdout|stderr) P ")
+_DIGITS = str.maketrans("123456789", "0" * 9)
+_PINNING = re.compile(r"init_kv_buffer|pin_memory|memory_pool_host|HostKVCache|alloc_with_pin|cudaHost")
+# keys and passwords that a log of server arguments may hold are never kept
+_SECRET = re.compile(
+    r"""(['"]?\b(?:admin_)?(?:api_key|ssl_keyfile_password|hf_token|auth_token)['"]?\s*[=:]\s*)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+)
+_BATCH_FIELDS = (
+    frozenset(f.name for f in fields(ev.Batch)) - {f.name for f in fields(ev.Event)} - {"phase", "iteration", "other"}
+)
+
+
+@dataclass
+class _Pending:
+    head: Head
+    where: ev.SourceLine
+    event: ev.Event | None
+    lines: int
+    joins: int = 0
+
+
+@dataclass
+class _Trace:
+    where: ev.SourceLine
+    at: datetime | None
+    rank: ev.Rank
+    process: str | None
+    text: str
+    pinning: bool = False
+    inside: bool = True
+
+
+@dataclass
+class Assembler:
+    """Turns the lines of one stream into events; feed it every line in order, then ``close`` it.
+
+    A record is kept back until the next one begins, because its rest may stand on the following lines. Several
+    tracebacks can be open at once, when ranks fail together; lines without a prefix belong to the oldest.
+    """
+
+    _pending: _Pending | None = None
+    _traces: list[_Trace] = field(default_factory=list)
+    _dead: ev.ProcessDeath | None = None
+    _partial: dict[str, str] = field(default_factory=dict)
+    _outer: str = ""
+    _keys: dict[str, frozenset[str]] = field(default_factory=dict)
+    _silent: set[str] = field(default_factory=set)
+
+    def feed(self, line: str, where: ev.SourceLine, *, ended: bool = True) -> Iterator[ev.Event]:
+        """One physical line without its newline; ``ended`` is false if the file stopped before a newline."""
+        whole = self._container(line)
+        if whole is None:
+            return
+        heads = records(whole)
+        if len(heads) > 1 and heads[1].headed and not heads[0].headed:
+            self._outer = heads[0].message.translate(_DIGITS)
+        for head in heads:
+            if head.headed:
+                yield from self.interrupt()
+                yield from self._close_traces(head.rank)
+                yield from self._begin(head, where, ended)
+            else:
+                yield from self._bare(head.message, where)
+
+    def interrupt(self) -> Iterator[ev.Event]:
+        """Another record came between: nothing that follows continues the one kept back."""
+        pending, self._pending = self._pending, None
+        event = pending.event if pending is not None else None
+        if event is None:
+            return
+        dead, self._dead = self._dead, None
+        if isinstance(event, ev.ProcessDeath) and event.variant == "exit_code" and dead is not None:
+            event, dead = replace(dead, exit_code=event.exit_code, text=f"{dead.text} {event.text}"), None
+        if dead is not None:
+            yield dead
+        if isinstance(event, ev.ProcessDeath) and event.variant == "dead" and event.exit_code is None:
+            # its exit code is a record of its own
+            self._dead = event
+        else:
+            yield event
+
+    def close(self) -> Iterator[ev.Event]:
+        """What was still kept back."""
+        yield from self.interrupt()
+        if self._dead is not None:
+            dead, self._dead = self._dead, None
+            yield dead
+        yield from self._close_traces(None)
+
+    def _close_traces(self, rank: ev.Rank | None) -> Iterator[ev.Event]:
+        # a record of the same rank ends its traceback; another rank's may come between
+        closing = [trace for trace in self._traces if rank is None or trace.rank == rank]
+        self._traces = [trace for trace in self._traces if trace not in closing]
+        for trace in closing:
+            if trace.inside and trace.process:
+                yield ev.Failure(
+                    where=trace.where,
+                    at=trace.at,
+                    rank=trace.rank,
+                    text=trace.text,
+                    variant="process_exception",
+                    process=trace.process,
+                )
+
+    def _open(self) -> _Trace | None:
+        return next((trace for trace in self._traces if trace.inside), None)
+
+    def _container(self, line: str) -> str | None:
+        # docker's json-file and CRI cut records at 16 KiB; the parts are joined again. Others name their text otherwise
+        if line.startswith('{"'):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                return line
+            text = next((entry[key] for key in ("log", "MESSAGE", "message", "msg") if key in entry), None)
+            if not isinstance(text, str):
+                # a request or a statistic as JSON: what looks like a record in it is somebody's prompt
+                return None
+            stream = "json:" + str(entry.get("stream"))
+            if "log" in entry and "stream" in entry and not text.endswith("\n"):
+                self._partial[stream] = self._partial.get(stream, "") + text
+                return None
+            return self._partial.pop(stream, "") + text.rstrip("\n")
+        if (part := _CRI_PART.match(line)) is not None:
+            stream = "cri:" + part[0].split()[1]
+            self._partial[stream] = self._partial.get(stream, "") + line[part.end() :]
+            return None
+        if self._partial and (final := re.match(r"^\S+ (stdout|stderr) F ", line)):
+            return self._partial.pop("cri:" + final[1], "") + line[final.end() :]
+        return line
+
+    def _begin(self, head: Head, where: ev.SourceLine, ended: bool) -> Iterator[ev.Event]:
+        event = self._event(head, where, cut=not ended)
+        if isinstance(event, ev.Failure) and event.variant == "process_exception":
+            self._traces.append(_Trace(where, head.at, head.rank, event.process, head.message))
+            return
+        if "Traceback (most recent call last)" in head.message[-60:]:
+            self._traces.append(_Trace(where, head.at, head.rank, None, head.message))
+        self._pending = _Pending(head, where, event, LINES.get(event.variant, 0) if event is not None else 0)
+        yield from ()
+
+    def _bare(self, line: str, where: ev.SourceLine) -> Iterator[ev.Event]:
+        text = self._inner(line)
+        stripped = text.strip()
+        if stripped.startswith("Traceback (most recent call last)"):
+            before = self._pending.head if self._pending else self._traces[-1] if self._traces else None
+            yield from self.interrupt()
+            if self._open() is None:
+                at, rank = (before.at, before.rank) if before else (None, ev.Rank())
+                self._traces.append(_Trace(where, at, rank, None, stripped))
+            return
+        found = exception_of(stripped) if text[:1].strip() else None
+        if found is not None:
+            yield from self.interrupt()
+            self._exception(found, stripped, where)
+            return
+        trace = self._open()
+        if trace is not None and self._pending is None:
+            trace.pinning = trace.pinning or bool(_PINNING.search(stripped))
+            return
+        if self._join(stripped, line):
+            return
+        for message in (text, text.strip(MARKS)):
+            lines = self._statement(message)
+            if lines is not None:
+                yield from self.interrupt()
+                head = Head(None, ev.Rank(), message, headed=False)
+                self._pending = _Pending(head, where, self._event(head, where, cut=False), lines)
+                return
+
+    def _inner(self, line: str) -> str:
+        text = line
+        # what stood before the last record stands before its other lines too, with other numbers in it
+        size = len(self._outer)
+        if 3 < size < len(line) and line[:size].translate(_DIGITS) == self._outer:
+            text = line[size:]
+        for _ in range(3):
+            match = _OUTER.match(text)
+            if match is None or not text[match.end() :].strip():
+                break
+            text = text[match.end() :]
+        return text
+
+    @staticmethod
+    def _statement(message: str) -> int | None:
+        if parse_batch(message):
+            return 0
+        match = match_message(message)
+        # without a prefix only a statement with all its marks counts, not a line of prose that begins like one
+        return match[0].lines if match is not None and match[0].variant != "host.other" else None
+
+    def _exception(self, found: tuple[str, str], text: str, where: ev.SourceLine) -> None:
+        trace = self._open() or (self._traces[-1] if self._traces else None)
+        at, rank = (trace.at, trace.rank) if trace else (None, ev.Rank())
+        head = Head(at, rank, text, headed=False)
+        event = self._event(head, where, cut=False)
+        if "CUDA error: invalid argument" in found[1] and trace is not None and trace.pinning:
+            event = ev.PinFailure(where=where, at=at, rank=rank, text=text, variant="pin")
+        elif isinstance(event, ev.Failure):
+            event = replace(event, process=event.process or (trace.process if trace else None))
+        if trace is not None:
+            trace.inside = False
+        self._pending = _Pending(head, where, event, max(1, LINES.get(event.variant, 0) if event else 0))
+
+    def _join(self, stripped: str, line: str) -> bool:
+        """Try the line as the rest of the record before it; true if it was taken."""
+        pending = self._pending
+        if pending is None or not stripped or pending.joins >= 4:
+            return False
+        message = pending.head.message
+        # several lines by nature, or wrapped by a terminal: it then broke off without an end
+        natural = pending.lines > 0
+        wrapped = line[:1] in " \t" or message.rstrip().endswith(",") or (len(message) > 30 and message[-1:].isalnum())
+        if not (natural or wrapped) or any(self._statement(one) is not None for one in (stripped, unwrap(stripped))):
+            return False
+        joined = message.rstrip() + ("\n" if natural else " ") + stripped
+        head = replace(pending.head, message=joined)
+        event = self._event(head, pending.where, cut=False)
+        if (
+            event is None
+            or isinstance(event, ev.Failure)
+            or (pending.event is not None and not _tells_as_much(event, pending.event))
+        ):
+            return False
+        if pending.event is not None and replace(event, text="") == replace(pending.event, text=""):
+            # nothing was gained; a line by nature may still be followed by one that tells more
+            pending.head = head if natural and stripped.startswith(("Try to", "Ava")) else pending.head
+            pending.joins += 1
+            return natural
+        pending.event = replace(event, text=joined)
+        pending.head = head
+        pending.lines -= 1
+        pending.joins += 1
+        return True
+
+    def _event(self, head: Head, where: ev.SourceLine, *, cut: bool) -> ev.Event | None:
+        said = message = head.message.strip()
+        # a busy server says the same few things thousands of times
+        if said in self._silent:
+            return None
+        common: dict[str, Any] = {
+            "where": where,
+            "at": head.at,
+            "rank": head.rank,
+            "text": message,
+            "prefix": head.prefix,
+        }
+        if message.startswith("server_args="):
+            from hicache_lab.sglang.launch.dump import server_args_entries  # while the scanner reads on
+
+            message = common["text"] = _SECRET.sub(r"\1'***'", message)
+            return ev.ServerArgs(**common, variant="server_args", args=MappingProxyType(server_args_entries(message)))
+        if (batch := self._batch(message, common, cut)) is not None:
+            return batch
+        match = match_message(message)
+        if match is None and (inner := unwrap(message)) != message:
+            message = common["text"] = inner
+            if (batch := self._batch(message, common, cut)) is not None:
+                return batch
+            match = match_message(message)
+        if match is not None:
+            return _built(match[0].event, match[0].variant, dict(match[1]), common)
+        if (found := exception_of(message)) is not None:
+            inner_match = match_message(found[1])
+            if inner_match is not None:
+                return _built(inner_match[0].event, inner_match[0].variant, dict(inner_match[1]), common)
+            return ev.Failure(**common, variant="exception", exception=found[0], message=found[1])
+        if not cut and len(said) < 200 and len(self._silent) < 4096:
+            self._silent.add(said)
+        return None
+
+    def _batch(self, message: str, common: Mapping[str, Any], cut: bool) -> ev.Batch | None:
+        found = parse_batch(message)
+        if found is None:
+            return None
+        keys = frozenset(found.values)
+        # a last line without a newline that lacks fields its predecessors had was cut, perhaps inside a number
+        if cut and keys < self._keys.get(found.phase, keys):
+            found = parse_batch(message, cut=True)
+            if found is None:
+                return None
+        else:
+            self._keys[found.phase] = keys
+        own: dict[str, Any] = {}
+        other: dict[str, float] = {}
+        for column, value in found.values.items():
+            if is_integer(column) and not math.isfinite(value):
+                continue
+            if column not in _BATCH_FIELDS:
+                other[column] = value
+            elif column in BOOLEANS:
+                own[column] = bool(value)
+            else:
+                own[column] = int(value) if is_integer(column) else value
+        return ev.Batch(
+            **common,
+            variant=found.phase,
+            phase=found.phase,
+            iteration=found.iteration,
+            **own,
+            other=MappingProxyType(other),
+        )
+
+
+def _tells_as_much(event: ev.Event, before: ev.Event) -> bool:
+    """Whether no value is lost: a line that only stands below a record spoils the record's last one."""
+    if type(event) is not type(before):
+        return False
+    kept = all(getattr(event, f.name) is not None for f in fields(before) if getattr(before, f.name) is not None)
+    return kept and (not isinstance(before, ev.Batch) or before.other.keys() <= getattr(event, "other", {}).keys())
+
+
+def _built(kind: type[ev.Event], variant: str, values: dict[str, Any], common: dict[str, Any]) -> ev.Event:
+    if values.get("pool", "") is None:
+        del values["pool"]
+    if isinstance(pool := values.get("pool"), str):
+        values["pool"] = _pool_name(pool)
+    if kind is ev.TokenShortage:
+        values["phase"] = values["phase"].lower()
+    if kind is ev.Milestone and variant.startswith("graph_") and values.get("label") is None:
+        values["label"] = "target"
+    allowed = {f.name for f in fields(kind)}
+    return kind(**common, variant=variant, **{name: value for name, value in values.items() if name in allowed})
+
+
+def _pool_name(printed: str) -> str:
+    """``"NSA"`` → ``nsa_indexer``, ``"V4 paged pool 'c4'"`` → ``v4:c4``; other names in lower case."""
+    named = re.match(r"V4 (?:paged|state) pool ?'?([^']*)'?$", printed)
+    if named:
+        return f"v4:{named[1]}"
+    words = printed.lower().removesuffix(" hierarchical cache").replace("hierarchical ", "").split()
+    name = "_".join(words)
+    return {"nsa": "nsa_indexer", "dsa": "dsa_indexer", "target": "kv", "full": "full"}.get(name, name)

@@ -1,0 +1,223 @@
+"""One launch of a server as a log shows it: what was said once, and sums over what was said a million times."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from hicache_lab.forensics.logs import events as ev
+from hicache_lab.forensics.logs.fingerprints import ReleaseRange, release_range
+
+# events of one kind kept with their text; the rest is only counted
+KEEP = 1000
+_E = TypeVar("_E", bound=ev.Event)
+_RANKED = frozenset({"milestone", "device_pool", "capacity", "host_pool", "host_refusal", "batch"})
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The largest value of a column and the first line that shows it."""
+
+    value: float
+    where: ev.SourceLine
+
+
+@dataclass
+class BatchStats:
+    """Sums over the batch lines of a run. Decode lines that come first after idling are left out of the throughput:
+    SGLang averages since the previous decode line, so theirs includes the pause."""
+
+    prefill: int = 0
+    decode: int = 0
+    fresh: int = 0
+    cached_by_rank: Counter[str] = field(default_factory=Counter)
+    new_by_rank: Counter[str] = field(default_factory=Counter)
+    throughput_sum: float = 0.0
+    throughput_max: float = 0.0
+    throughput_lines: int = 0
+    peaks: dict[str, Peak] = field(default_factory=dict)
+    by_rank: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the cache; a batch that several TP ranks print is counted once."""
+        return _once(self.cached_by_rank)
+
+    @property
+    def new_tokens(self) -> int:
+        """Prompt tokens computed; a batch that several TP ranks print is counted once."""
+        return _once(self.new_by_rank)
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Cached tokens over all prompt tokens of the prefill lines (weighted by tokens)."""
+        total = self.cached_tokens + self.new_tokens
+        return self.cached_tokens / total if total else None
+
+    @property
+    def mean_throughput(self) -> float | None:
+        """Mean of the decode lines' token/s, first lines after idling left out."""
+        return self.throughput_sum / self.throughput_lines if self.throughput_lines else None
+
+    def peak(self, name: str, value: float, where: ev.SourceLine) -> None:
+        """Take a candidate for the largest value of a column."""
+        known = self.peaks.get(name)
+        if not math.isfinite(value):
+            return
+        # rows come by phase, so a line that stands earlier may come later
+        earlier = known is not None and value == known.value and where.file == known.where.file and where < known.where
+        if known is None or value > known.value or earlier:
+            self.peaks[name] = Peak(value, where)
+
+    def add(self, batch: ev.Batch, fresh: bool) -> None:
+        """Take one batch event (the patient parser's way; chunks of rows are added by ``collect``)."""
+        self.by_rank[batch.rank.label] += 1
+        for name, value in (
+            ("token_usage", batch.usage),
+            ("running_req", batch.running_req),
+            ("queue_req", batch.queue_req),
+        ):
+            if value is not None:
+                self.peak(name, value, batch.where)
+        if batch.phase == "prefill":
+            self.prefill += 1
+            self.cached_by_rank[batch.rank.label] += batch.cached_token or 0
+            self.new_by_rank[batch.rank.label] += batch.new_token or 0
+            return
+        self.decode += 1
+        self.fresh += fresh
+        if batch.gen_throughput is not None and math.isfinite(batch.gen_throughput) and not fresh:
+            self.throughput_lines += 1
+            self.throughput_sum += batch.gen_throughput
+            self.throughput_max = max(self.throughput_max, batch.gen_throughput)
+
+
+def _once(by_rank: Counter[str]) -> int:
+    # with --enable-metrics-for-all-schedulers every TP rank prints the batches of its DP rank
+    groups: dict[tuple[str, ...], int] = {}
+    for label, tokens in by_rank.items():
+        group = tuple(tag for tag in label.split() if tag.startswith(("DP", "PP")))
+        groups[group] = max(groups.get(group, 0), tokens)
+    return sum(groups.values())
+
+
+@dataclass
+class Run:
+    """One launch. ``index`` counts from 1 over all streams; ``stream`` names the log it stands in."""
+
+    index: int
+    stream: str
+    start: ev.SourceLine
+    events: list[ev.Event] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    batches: BatchStats = field(default_factory=BatchStats)
+    labels: dict[str, None] = field(default_factory=dict)
+    first: datetime | None = None
+    last: datetime | None = None
+    lines: dict[str, str] = field(default_factory=dict)
+
+    def add(self, event: ev.Event) -> None:
+        """Take an event that is not a batch line."""
+        self.counts[event.kind] += 1
+        if self.counts[event.kind] <= KEEP:
+            self.events.append(event)
+        if event.rank.tags and event.kind in _RANKED:
+            self.labels.setdefault(event.rank.label)
+        self.lines.setdefault(event.variant + ":" + event.text[:60], event.text[:4000])
+        if len(self.lines) > KEEP:
+            self.lines.popitem()
+        self.saw(event.at)
+
+    def saw(self, at: datetime | None) -> None:
+        """Widen the run's time to include ``at``."""
+        if at is not None:
+            self.first = at if self.first is None or at < self.first else self.first
+            self.last = at if self.last is None or at > self.last else self.last
+
+    def of(self, kind: type[_E]) -> Iterator[_E]:
+        """The kept events of one class, in the order of the log."""
+        return (event for event in self.events if isinstance(event, kind))
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        """The server arguments, empty if the log does not show them."""
+        return next((event.args for event in self.of(ev.ServerArgs)), {})
+
+    @property
+    def releases(self) -> ReleaseRange | None:
+        """The releases whose wording fits all lines of the run (None: no single one does)."""
+        return release_range((key.partition(":")[0], text) for key, text in self.lines.items())
+
+    @property
+    def expected_ranks(self) -> int | None:
+        """Scheduler processes of the launch on the host of this log: tp × pp (× dp without DP attention) / nodes."""
+        args = self.args
+        if "tp_size" not in args:
+            return None
+        names = ["tp_size", "pp_size"] + ([] if args.get("enable_dp_attention") else ["dp_size"])
+        sizes = [args.get(name, 1) for name in names]
+        whole = [size for size in sizes if isinstance(size, int) and size > 0]
+        if len(whole) < len(sizes):
+            return None
+        nodes = args.get("nnodes", 1)
+        return max(math.prod(whole) // (nodes if isinstance(nodes, int) and nodes > 0 else 1), 1)
+
+    @property
+    def ranks_seen(self) -> list[str]:
+        """Labels of the ranks that spoke; ``""`` alone stands for the one scheduler of an untagged log."""
+        if self.labels:
+            return sorted(self.labels, key=lambda label: [(len(part), part) for part in label.split()])
+        alone = any(event.kind in _RANKED for event in self.events) or self.batches.by_rank
+        return [""] if alone else []
+
+    @property
+    def ranks(self) -> int | None:
+        """Processes that hold a host pool: as launched if known, else the tagged ranks seen."""
+        return self.expected_ranks or (len(self.ranks_seen) or None)
+
+    def milestone(self, name: str) -> ev.Milestone | None:
+        """The first milestone of a name."""
+        return next((event for event in self.of(ev.Milestone) if event.name == name), None)
+
+    @property
+    def host_pools(self) -> list[ev.HostPool]:
+        """Host pools in the order of the log."""
+        return list(self.of(ev.HostPool))
+
+    def host_bytes_by_rank(self) -> dict[str, int]:
+        """Bytes of all host pools of each rank that said so."""
+        found: dict[str, int] = {}
+        for pool in self.host_pools:
+            found[pool.rank.label] = found.get(pool.rank.label, 0) + pool.bytes
+        return found
+
+    @property
+    def host_bytes(self) -> int:
+        """Host pools of all ranks seen, together."""
+        return sum(self.host_bytes_by_rank().values())
+
+    @property
+    def projected_host_bytes(self) -> int:
+        """Host pools of all ranks of the launch: ranks that did not say take the largest that did."""
+        by_rank = self.host_bytes_by_rank()
+        if not by_rank:
+            return 0
+        missing = max((self.ranks or 0) - len(by_rank), 0)
+        return sum(by_rank.values()) + missing * max(by_rank.values())
+
+    @property
+    def device_tokens(self) -> int | None:
+        """Device tokens of one rank: the capacity line, else the largest final pool."""
+        for capacity in self.of(ev.Capacity):
+            if capacity.max_total_num_tokens is not None:
+                return capacity.max_total_num_tokens
+        return max((p.tokens for p in self.of(ev.DevicePool) if p.final and p.tokens is not None), default=None)
+
+    @property
+    def host_tokens(self) -> int | None:
+        """Tokens of one rank's host KV pool where the log prints them."""
+        return max((p.tokens for p in self.host_pools if p.tokens is not None), default=None)

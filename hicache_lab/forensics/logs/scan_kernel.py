@@ -1,0 +1,418 @@
+"""The byte scanner's compiled part; ``scanner`` owns its buffers and gives them names."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_lab.base.compiled import loop
+from hicache_lab.forensics.logs.scan_layout import (
+    ACCESSES,
+    BASIS,
+    COLUMNS_USED,
+    DECODE,
+    KEY_LENGTH,
+    KEYS,
+    MAX_COLUMNS,
+    MAX_KEYS,
+    MAX_TAGS,
+    NEW_KEYS,
+    NEW_TAGS,
+    OTHERS,
+    PREFILL,
+    PRIME,
+    ROWS,
+    TABLE,
+    TAGS,
+)
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Shorts = npt.NDArray[np.int16]
+Words = npt.NDArray[np.uint64]
+
+_NEWLINE, _RETURN, _SPACE, _COMMA, _DASH, _DOT, _COLON, _OPEN, _CLOSE = 10, 13, 32, 44, 45, 46, 58, 91, 93
+_DECODE = np.frombuffer(b"Decode batch", np.uint8)
+_PREFILL = np.frombuffer(b"Prefill batch", np.uint8)
+_INFO = np.frombuffer(b"INFO:", np.uint8)
+_OK = np.frombuffer(b'" 200 OK', np.uint8)
+_TRUE = np.frombuffer(b"True", np.uint8)
+_FALSE = np.frombuffer(b"False", np.uint8)
+_POWERS = 10.0 ** np.arange(16)
+# a record stands at the line's start or behind what a container or a progress bar puts before it
+_PREFIX_LIMIT = 200
+_TAGS_LIMIT = 100
+
+
+@loop(forceinline=True)
+def _slot(table: Words, value: np.uint64) -> np.int64:
+    index = np.int64(value & np.uint64(TABLE - 1))
+    while table[index] != 0 and table[index] != value:
+        index = (index + np.int64(1)) & np.int64(TABLE - 1)
+    return index
+
+
+@loop(forceinline=True)
+def _is(b: Bytes, n: int, i: int, word: Bytes) -> bool:
+    if i + len(word) > n:
+        return False
+    for k in range(len(word)):  # noqa: SIM110 - compiled: a loop, no generator
+        if b[i + k] != word[k]:
+            return False
+    return True
+
+
+@loop(forceinline=True)
+def _digit(c: int) -> bool:
+    return 48 <= c <= 57
+
+
+@loop(forceinline=True)
+def _letter(c: int) -> bool:
+    return 65 <= c <= 90 or 97 <= c <= 122
+
+
+@loop()
+def _two(b: Bytes, i: int) -> int:
+    tens, ones = int(b[i]) - 48, int(b[i + 1]) - 48
+    if tens < 0 or tens > 9 or ones < 0 or ones > 9:
+        return -1
+    return tens * 10 + ones
+
+
+@loop()
+def _days(year: int, month: int, day: int) -> int:
+    """Days since 1970-01-01 of a Gregorian date, −1 if there is no such day."""
+    if year < 1 or month < 1 or month > 12 or day < 1:
+        return -1
+    length = 31
+    if month == 4 or month == 6 or month == 9 or month == 11:
+        length = 30
+    elif month == 2:
+        length = 29 if (year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)) else 28
+    if day > length:
+        return -1
+    y = year - (1 if month <= 2 else 0)
+    era = y // 400
+    yoe = y - era * 400
+    doy = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
+    return era * 146097 + yoe * 365 + yoe // 4 - yoe // 100 + doy - 719468
+
+
+@loop()
+def _stamp(b: Bytes, n: int, p: int) -> tuple[int, int]:
+    """Milliseconds since 1970 of ``[YYYY-MM-DD HH:MM:SS[.mmm]`` at ``p`` and the place behind it; −1 if it is none."""
+    century, year = _two(b, p + 1), _two(b, p + 3)
+    month, day = _two(b, p + 6), _two(b, p + 9)
+    hour, minute, second = _two(b, p + 12), _two(b, p + 15), _two(b, p + 18)
+    if b[p + 14] != _COLON or b[p + 17] != _COLON or min(century, year, month, day, hour, minute, second) < 0:
+        return 0, -1
+    days = _days(century * 100 + year, month, day)
+    if (days == -1 and century * 100 + year != 1969) or hour > 23 or minute > 59 or second > 59:
+        return 0, -1
+    ms = (days * 86400 + hour * 3600 + minute * 60 + second) * 1000
+    q = p + 20
+    if b[q] == _DOT or b[q] == _COMMA:
+        if q + 4 >= n or not _digit(b[q + 1]) or _two(b, q + 2) < 0:
+            return 0, -1
+        ms += int(b[q + 1] - 48) * 100 + _two(b, q + 2)
+        q += 4
+    return ms, q
+
+
+@loop(forceinline=True)
+def _number(b: Bytes, n: int, q: int) -> tuple[float, int]:
+    """A number, a percentage, True or False at ``q`` and the place behind it; −1 if it is none."""
+    if b[q] == _TRUE[0] or b[q] == _FALSE[0]:
+        if _is(b, n, q, _TRUE):
+            return 1.0, q + 4
+        return 0.0, (q + 5 if _is(b, n, q, _FALSE) else -1)
+    negative = b[q] == _DASH
+    if negative:
+        q += 1
+    whole, digits, decimals = 0, 0, 0
+    while q < n and _digit(b[q]):
+        whole = whole * 10 + int(b[q] - 48)
+        digits += 1
+        q += 1
+    if digits > 0 and q + 1 < n and b[q] == _DOT and _digit(b[q + 1]):
+        q += 1
+        while q < n and _digit(b[q]):
+            whole = whole * 10 + int(b[q] - 48)
+            decimals += 1
+            q += 1
+    # 15 digits are exact in a double
+    if digits == 0 or digits + decimals > 15:
+        return 0.0, -1
+    value = float(whole)
+    if decimals > 0:
+        value /= _POWERS[decimals]
+    if q < n and b[q] == 37:
+        q += 1
+    return -value if negative else value, q
+
+
+@loop()
+def _key(b: Bytes, n: int, q: int) -> tuple[np.uint64, int]:
+    """The hash of the key at ``q`` and the place behind its ``": "``; −1 if there is no key."""
+    first = q
+    h = np.uint64(BASIS)
+    while q < n and q - first < KEY_LENGTH:
+        c = b[q]
+        # letters, digits, "#", "_", blanks, brackets, "-./"
+        mark = c == _SPACE or c == 35 or c == 40 or c == 41 or c == 95
+        if not (mark or _letter(c) or _DASH <= c <= 57):
+            break
+        h = (h ^ np.uint64(c)) * np.uint64(PRIME)
+        q += 1
+    if q + 2 >= n or q == first or b[q] != _COLON or b[q + 1] != _SPACE:
+        return h, -1
+    if b[first] == _SPACE or b[q - 1] == _SPACE:
+        return h, -1
+    return h, q + 2
+
+
+@loop(forceinline=True)
+def _after_value(b: Bytes, n: int, q: int) -> int:
+    """The next key's place behind a value, the line's end, or −1 if something else follows."""
+    if q + 2 < n and b[q] == _COMMA and b[q + 1] == _SPACE and (b[q + 2] > _COMMA or b[q + 2] == 35):
+        return q + 2
+    if q < n and b[q] == _NEWLINE:
+        return q
+    if q < n and b[q] == _COMMA:
+        q += 1
+        if q < n and b[q] == _SPACE:
+            q += 1
+        elif q < n and b[q] != _NEWLINE and b[q] != _RETURN:
+            return -1
+    e = q
+    while e < n and (b[e] == _SPACE or b[e] == _RETURN or b[e] == _COMMA):
+        e += 1
+    if e >= n or b[e] == _NEWLINE:
+        return e
+    # blanks before anything but the line's end are not a separator
+    return q if b[q - 1] == _SPACE and b[q - 2] == _COMMA and e == q else -1
+
+
+@loop()
+def _learn(
+    h: np.uint64, first: int, length: int,
+    key_table: Words, key_of: Shorts, column: Shorts, new_keys: Ints, counts: Ints,
+) -> int:  # fmt: skip
+    """The number of a key; a new one is noted with its place in the chunk. −1 when there are too many."""
+    at = _slot(key_table, h)
+    if key_table[at] == 0:
+        if counts[KEYS] >= MAX_KEYS:
+            return -1
+        key_table[at] = h
+        key_of[at] = counts[KEYS]
+        new_keys[counts[NEW_KEYS], 0], new_keys[counts[NEW_KEYS], 1] = first, length
+        column[counts[KEYS]] = -1
+        counts[NEW_KEYS] += 1
+        counts[KEYS] += 1
+    return int(key_of[at])
+
+
+@loop(forceinline=True)
+def _fields(
+    b: Bytes, n: int, q: int, kind: int,
+    key_table: Words, key_of: Shorts, column: Shorts, known: Bytes, new_keys: Ints,
+    template: npt.NDArray[np.uint8], template_key: Ints,
+    counts: Ints, present: Ints, values: npt.NDArray[np.float64],
+) -> tuple[int, int, int]:  # fmt: skip
+    """Read ``key: value, …`` into the next row.
+
+    Returns the place of the line's end (−1: not understood), how many known keys there were, and how many fields.
+    ``template[kind, f]`` is the text "key: " that the last line of the kind had as its field ``f``: the next line
+    nearly always has the same, and comparing is cheaper than hashing.
+    """
+    row, rows_max = counts[ROWS + kind], values.shape[2]
+    seen = 0
+    slot = 0
+    for c in range(counts[COLUMNS_USED]):
+        values[kind, c, row] = np.nan
+    while q < n and b[q] != _NEWLINE:
+        key = -1
+        length = template_key[kind, slot, 0] if slot < MAX_COLUMNS else 0
+        if length > 0 and q + length < n:
+            k = 0
+            while k < length and b[q + k] == template[kind, slot, k]:
+                k += 1
+            if k == length:
+                key = template_key[kind, slot, 1]
+                begin = q + length
+        if key < 0:
+            h, begin = _key(b, n, q)
+            if begin < 0:
+                return -1, seen, slot
+            key = _learn(h, q, begin - 2 - q, key_table, key_of, column, new_keys, counts)
+            if key < 0:
+                return -1, seen, slot
+            if slot < MAX_COLUMNS:
+                for k in range(begin - q):
+                    template[kind, slot, k] = b[q + k]
+                template_key[kind, slot, 0], template_key[kind, slot, 1] = begin - q, key
+        value, q = _number(b, n, begin)
+        if q < 0:
+            return -1, seen, slot
+        target = column[key]
+        if target < 0:
+            if counts[COLUMNS_USED] >= MAX_COLUMNS:
+                return -1, seen, slot
+            target = counts[COLUMNS_USED]
+            column[key] = target
+            counts[COLUMNS_USED] += 1
+            for kk in range(2):
+                for rr in range(min(counts[ROWS + kk] + 1, rows_max)):
+                    values[kk, target, rr] = np.nan
+        if not np.isnan(values[kind, target, row]):
+            return -1, seen, slot
+        values[kind, target, row] = value
+        present[kind, target] += 1
+        seen += known[key]
+        slot += 1
+        q = _after_value(b, n, q)
+        if q < 0:
+            return -1, seen, slot
+    return q, seen, slot
+
+
+@loop(forceinline=True)
+def _tag(first: int, length: int, h: np.uint64, tag_table: Words, tag_of: Shorts, new_tags: Ints, counts: Ints) -> int:
+    """The number of a rank tag; a new one is noted with its place in the chunk. −1 when there are too many."""
+    at = _slot(tag_table, h)
+    if tag_table[at] == 0:
+        if counts[TAGS] >= MAX_TAGS:
+            return -1
+        tag_table[at] = h
+        tag_of[at] = counts[TAGS]
+        new_tags[counts[NEW_TAGS], 0], new_tags[counts[NEW_TAGS], 1] = first, length
+        counts[NEW_TAGS] += 1
+        counts[TAGS] += 1
+    return int(tag_of[at])
+
+
+@loop()
+def _is_ok_access(b: Bytes, n: int, m: int) -> int:
+    """The end of an access line that begins at ``m`` and ends in 200 OK; −1 for any other line."""
+    if not _is(b, n, m, _INFO):
+        return -1
+    e = m
+    while e < n and b[e] != _NEWLINE:
+        if b[e] == _RETURN or b[e] == _OPEN:
+            return -1
+        e += 1
+    return e if e < n and e - len(_OK) > m and _is(b, n, e - len(_OK), _OK) else -1
+
+
+@loop(forceinline=True)
+def _head(b: Bytes, n: int, q: int) -> tuple[int, int]:
+    """The place behind "batch, " or "batch [17]. " at ``q`` (−1: none) and the iteration number (−1: none)."""
+    iteration = -1
+    if q + 2 < n and b[q] == _SPACE and b[q + 1] == _OPEN:
+        r = q + 2
+        iteration = 0
+        while r < n and _digit(b[r]) and r - q < 18:
+            iteration = iteration * 10 + int(b[r] - 48)
+            r += 1
+        if r >= n or b[r] != _CLOSE or r == q + 2:
+            return -1, -1
+        q = r + 1
+    if q + 1 >= n or (b[q] != _COMMA and b[q] != _DOT) or b[q + 1] != _SPACE:
+        return -1, -1
+    return q + 2, iteration
+
+
+@loop()
+def scan_bytes(
+    b: Bytes, n: int, position: int, line: int,
+    key_table: Words, key_of: Shorts, column: Shorts, known: Bytes, new_keys: Ints,
+    tag_table: Words, tag_of: Shorts, new_tags: Ints,
+    template: npt.NDArray[np.uint8], template_key: Ints,
+    counts: Ints, present: Ints, idle: Bytes, running_key: int,
+    meta: Ints, values: npt.NDArray[np.float64], others: Ints,
+) -> tuple[int, int]:  # fmt: skip
+    """Read lines until the chunk ends or a buffer is full; returns the place and the number of the last line read."""
+    rows_max, others_max = meta.shape[2], others.shape[0]
+    last_p, last_q, last_ms = -1, 0, 0
+    i = position
+    while i < n:
+        if counts[ROWS] >= rows_max or counts[ROWS + 1] >= rows_max or counts[OTHERS] >= others_max:
+            break
+        p = i
+        if b[p] != _OPEN:
+            limit = min(n, p + _PREFIX_LIMIT)
+            while p < limit and b[p] != _NEWLINE and not (b[p] == _OPEN and p + 5 < n and b[p + 5] == _DASH):
+                p += 1
+        end, ms, q, tag, kind, slot = -1, 0, -1, -1, -1, 0
+        if p + 34 < n and b[p] == _OPEN and b[p + 5] == _DASH and b[p + 8] == _DASH and b[p + 11] == _SPACE:
+            # neighbours nearly always carry the same second
+            k = 1 if last_p >= 0 else 99
+            while k < 24 and b[last_p + k] == b[p + k]:
+                k += 1
+            if k == 24:
+                ms, q = last_ms, p + last_q
+            else:
+                ms, q = _stamp(b, n, p)
+                if q >= 0:
+                    last_p, last_q, last_ms = p, q - p, ms
+        if q >= 0:
+            first = q
+            h = np.uint64(BASIS)
+            while q < n and q - first < _TAGS_LIMIT:
+                c = b[q]
+                if not (_letter(c) or _digit(c) or c == _SPACE or c == 46 or c == 95):
+                    break
+                h = (h ^ np.uint64(c)) * np.uint64(PRIME)
+                q += 1
+            if q + 16 < n and b[q] == _CLOSE and b[q + 1] == _SPACE and (q == first or b[first] == _SPACE):
+                m = q + 2
+                if b[m] == _DECODE[0] and _is(b, n, m, _DECODE):
+                    kind, m = DECODE, m + len(_DECODE)
+                elif b[m] == _PREFILL[0] and _is(b, n, m, _PREFILL):
+                    kind, m = PREFILL, m + len(_PREFILL)
+                elif q == first:
+                    end = _is_ok_access(b, n, m)
+                    if end >= 0:
+                        counts[ACCESSES] += 1
+                        line += 1
+                        i = end + 1
+                        continue
+                if kind >= 0:
+                    m, iteration = _head(b, n, m)
+                    if m >= 0:
+                        tag = _tag(first, q - first, h, tag_table, tag_of, new_tags, counts)
+                    if tag >= 0:
+                        end, seen, slot = _fields(
+                            b, n, m, kind, key_table, key_of, column, known, new_keys,
+                            template, template_key, counts, present, values,
+                        )  # fmt: skip
+                        if seen < 2 or end >= n or end < 0:
+                            end = -1
+        line += 1
+        if end >= 0:
+            row = counts[ROWS + kind]
+            fresh = 0
+            if kind == DECODE:
+                fresh = idle[tag]
+                idle[tag] = 0
+            elif column[running_key] >= 0 and values[PREFILL, column[running_key], row] == 0.0:
+                idle[tag] = 1
+            meta[kind, 0, row], meta[kind, 1, row], meta[kind, 2, row] = line, ms, tag
+            meta[kind, 3, row], meta[kind, 4, row] = iteration, fresh
+            counts[ROWS + kind] += 1
+            i = end + 1
+            continue
+        if slot > 0:
+            # the line had begun like a batch line: its values do not count
+            row = counts[ROWS + kind]
+            for c in range(counts[COLUMNS_USED]):
+                if not np.isnan(values[kind, c, row]):
+                    present[kind, c] -= 1
+        end = i
+        while end < n and b[end] != _NEWLINE:
+            end += 1
+        others[counts[OTHERS], 0], others[counts[OTHERS], 1], others[counts[OTHERS], 2] = i, end, line
+        counts[OTHERS] += 1
+        i = end + 1
+    return i, line

@@ -1,0 +1,149 @@
+"""Chunks on their way to the scanner: how many there are, scanned while others are summed up, and interrupts."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from queue import SimpleQueue
+from threading import Lock, Thread, current_thread, main_thread
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from hicache_lab.forensics.logs.scanner import Scan, Scanner
+
+# below this the patient parser alone is faster than loading the byte scanner
+_PATIENT_BYTES = 6 << 20
+# chunks given to the scanner before the oldest one's results are waited for
+_AHEAD = 2
+_TURN_S = 0.0005
+
+
+def beginning(coming: Iterator[npt.NDArray[np.uint8]]) -> tuple[Iterator[npt.NDArray[np.uint8]], bool]:
+    """The same chunks, and whether they are few; an interrupt is raised behind those that had come."""
+    held: list[npt.NDArray[np.uint8]] = []
+    size = 0
+
+    def interrupted(stop: KeyboardInterrupt) -> Iterator[npt.NDArray[np.uint8]]:
+        yield from held
+        raise stop
+
+    try:
+        for chunk in coming:
+            held.append(chunk)
+            size += len(chunk)
+            if size >= _PATIENT_BYTES:
+                return chain(held, coming), False
+    except KeyboardInterrupt as stop:
+        return interrupted(stop), True
+    return iter(held), True
+
+
+@contextmanager
+def whole_chunk() -> Iterator[None]:
+    """An interrupt (Ctrl-C) is raised at the end: a chunk is summed up whole or not at all. A second one is at once."""
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+class _ShortTurns:
+    """Threads take turns more often while any log is being scanned, and as often as before after the last one."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._scanning = 0
+        self._usual_s = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._scanning:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._usual_s, _TURN_S))
+            self._scanning += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._scanning -= 1
+            if not self._scanning:
+                sys.setswitchinterval(self._usual_s)
+
+
+_short_turns = _ShortTurns()
+
+
+def scans(scanner: Scanner, coming: Iterable[npt.NDArray[np.uint8]]) -> Generator[Scan]:
+    """What the scanner finds in each chunk; it scans the next ones while the last is being summed up here.
+
+    The scan itself does not hold the GIL, what stands around it does. Summing up one chunk takes less than the
+    interpreter's usual switch interval (5 ms): left to it, neither thread would run beside the other. Reading stays in
+    this thread, where it can be interrupted.
+    """
+    chunks: SimpleQueue[npt.NDArray[np.uint8] | None] = SimpleQueue()
+    found: SimpleQueue[Scan | BaseException | None] = SimpleQueue()
+
+    def scan() -> None:
+        # here, because only the main thread can be interrupted between the two
+        with _short_turns:
+            while (chunk := chunks.get()) is not None:
+                try:
+                    position = 0
+                    while position < len(chunk):
+                        position, part = scanner.scan(chunk, position)
+                        found.put(part)
+                except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+                    found.put(error)
+                found.put(None)
+
+    def oldest() -> Iterator[Scan]:
+        while (part := found.get()) is not None:
+            if isinstance(part, BaseException):
+                raise part
+            yield part
+
+    def end() -> None:
+        chunks.put(None)
+        if scanning.is_alive():
+            scanning.join()
+
+    # a daemon: an interrupt that comes before it is told to stop must not hold the process's end
+    scanning = Thread(target=scan, name="log scanner", daemon=True)
+    ahead = 0
+    try:
+        scanning.start()
+        for chunk in coming:
+            chunks.put(chunk)
+            ahead += 1
+            if ahead > _AHEAD:
+                yield from oldest()
+                ahead -= 1
+        for _ in range(ahead):
+            yield from oldest()
+    except KeyboardInterrupt:
+        end()
+        # what had been read is told
+        while not found.empty():
+            if (part := found.get()) is not None and not isinstance(part, BaseException):
+                yield part
+        raise
+    finally:
+        end()

@@ -1,0 +1,93 @@
+"""One row of the statement tables: how a statement begins, the class it becomes, the values it may carry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from hicache_lab.base.units import GB, GIB, KIB, MIB
+from hicache_lab.forensics.logs import events as ev
+
+N = r"-?\d+(?:\.\d+)?"
+UNITS: dict[str, Callable[[str], Any]] = {
+    "int": lambda text: int(float(text)),
+    "float": float,
+    "str": str,
+    "bool": lambda text: text == "True",
+    "gb": lambda text: round(float(text) * GB),
+    "gib": lambda text: round(float(text) * GIB),
+    "kb": lambda text: int(text) * KIB,
+    "mixed": lambda text: round(float(text.split()[0]) * (GIB if text.endswith("GiB") else MIB)),
+    "ms": lambda text: float(text) / 1000,
+    "ints": lambda text: tuple(int(number) for number in re.findall(r"\d+", text)),
+}
+_VALUES = {
+    "int": r"-?\d+(?:\.0)?(?![\d.]*\d|[eE][+-]?\d)",
+    "float": rf"{N}|inf|nan",
+    "str": r"[^\s,;)]*[^\s,;).]",
+    "ms": N,
+    "bool": "True|False",
+    "gb": N,
+    "gib": N,
+    "kb": r"\d+",
+    "ints": r"\[[\d, ]*\]",
+}
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One statement: how it begins, the class it becomes, and which values it may carry.
+
+    Attributes:
+        variant: the name of the row.
+        event: the class of the event.
+        begins: regular expression for the beginning of the message.
+        keys: key as printed → field and unit; every key may be missing.
+        const: fields that the statement itself implies.
+        words: the first words (letters and underscores) a message of this kind can begin with; empty for any.
+        lines: how many unprefixed lines that follow may belong to it.
+    """
+
+    variant: str
+    event: type[ev.Event]
+    begins: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    const: Mapping[str, Any] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    lines: int = 0
+
+    # compiled when a message first begins like one: most logs need a handful of the rows
+    @cached_property
+    def head(self) -> re.Pattern[str]:
+        """``begins``, compiled."""
+        return re.compile(self.begins)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[str, re.Pattern[str], Callable[[str], Any]], ...]:
+        """Field, where it is printed, and how it is converted, for each of ``keys``."""
+        readers = []
+        for key, name in self.keys.items():
+            base, _, unit = name.rpartition("__")
+            # people who shorten a line leave the colon of a size out: "K 1.37 GB"
+            between = r"(?: ?[:=] ?| (?=[\d.-]+ ?GB))" if unit == "gib" else " ?[:=] ?"
+            readers.append((base, re.compile(rf"(?:^|[\s,.({{]){key}{between}({_VALUES[unit]})"), UNITS[unit]))
+        return tuple(readers)
+
+    def match(self, message: str) -> dict[str, Any] | None:
+        """The fields the message carries, or None if it is another statement."""
+        found = self.head.match(message)
+        if found is None:
+            return None
+        fields = dict(self.const)
+        for name, text in found.groupdict().items():
+            base, _, unit = name.rpartition("__")
+            if text is not None:
+                fields[base or name] = UNITS[unit](text) if base else text
+        for name, regex, convert in self.readers:
+            value = regex.search(message)
+            if value:
+                fields[name] = convert(value[1])
+        return fields

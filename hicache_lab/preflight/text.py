@@ -1,0 +1,155 @@
+"""A verdict in words: one word, the arithmetic, what each side believes, what will not help, what to do.
+
+The same block stands in the terminal, in the notebooks and in the report.
+"""
+
+from __future__ import annotations
+
+from hicache_lab.base.units import GB, format_both, format_gb, format_gib
+from hicache_lab.preflight.inverse import Advice
+from hicache_lab.preflight.verdict import Answer, Order
+from hicache_lab.sglang.releases import RESERVE_BYTES, first_release_with
+from hicache_lab.sizing.guard import rank_budget, sample_available
+
+_WORTH_SAYING = 0.001  # an index buffer's extra page is not
+
+
+def _amount(n_bytes: float) -> str:
+    """GB with decimals only where they say something."""
+    return f"{n_bytes / GB:,.0f} GB" if abs(n_bytes) >= 1000 * GB else format_gb(n_bytes)
+
+
+def headline(answer: Answer) -> str:
+    """The word and the arithmetic that leads to it."""
+    question, rank = answer.question, answer.rank
+    if rank is None or not rank.pools:
+        if answer.refusal is not None:
+            return f"{answer.verdict}  {answer.refusal.flag}: {answer.refusal.message}"
+        return f"{answer.verdict}  missing: {'; '.join(answer.missing)}"
+    by = "--hicache-size is per rank" if answer.size_gb > 0 else f"--hicache-ratio {answer.ratio:g} is per rank"
+    ranks = "1 rank" if answer.ranks_on_host == 1 else f"{answer.ranks_on_host} ranks"
+    total = f"{ranks} × {format_gb(rank.requested_bytes)} = {_amount(answer.host_bytes)}"
+    if len({one.requested_bytes for one in answer.ranks}) > 1:
+        total = (
+            f"{answer.ranks_on_host} ranks, up to {format_gb(rank.requested_bytes)} each = {_amount(answer.host_bytes)}"
+        )
+    line = f"{answer.verdict}  {by}: {total} ({format_gib(answer.host_bytes, 0)})"
+    if abs(answer.resident_bytes - answer.host_bytes) > _WORTH_SAYING * answer.host_bytes:
+        line += f", {format_both(answer.resident_bytes)} really taken"
+    if question.host is not None:
+        line += f"; this host has {format_gb(question.host.effective_available_bytes, 0)} available"
+    return line
+
+
+def _beliefs(answer: Answer) -> list[str]:
+    """What one rank sees when it checks, before any other has taken memory."""
+    question, rank = answer.question, answer.rank
+    if question.host is None or rank is None or not rank.pools:
+        return []
+    rules, view, pool = question.rules, question.view(), rank.pools[0]
+    budget = rank_budget(rules, view)
+    free = sample_available(rules, view, may_fall_back=True).available_bytes
+    how = f"{format_gb(free)} − 10 GiB"
+    if rules.guard_divides_by_ranks:
+        how = f"({how}) / {question.config.ranks_per_host}"
+    passes = pool.requested_bytes <= budget.budget_bytes
+    end = "is refused"
+    if passes:
+        end = f"passes, {answer.ranks_on_host} times if they sample together" if answer.ranks_on_host > 1 else "passes"
+    asks = f"{format_gb(pool.requested_bytes)} {'≤' if passes else '>'} {format_gb(budget.budget_bytes)}"
+    lines = [f"each rank checks alone ({rules.version}): {asks} ({how}) → {end}"]
+    true_free = question.limit_bytes
+    if true_free is not None and true_free < free:
+        lines.append(
+            f"the check does not see the container: it reads {format_gb(free)}, the limit leaves {format_gb(true_free)}"
+        )
+    return lines
+
+
+def _order_line(order: Order) -> str:
+    if order.refusal is None:
+        return f"checking {order.name}: every rank passes"
+    refusal, number = order.refusal, (order.refusal.rank or 0) + 1
+    free = "" if refusal.available_bytes is None else f", {format_gb(refusal.available_bytes)} allowed"
+    return f"checking {order.name}: rank {number} is refused{free}"
+
+
+def _outcome(answer: Answer) -> list[str]:
+    question, lines = answer.question, []
+    if answer.verdict == "OOM_RISK":
+        limit = question.limit_bytes or 0
+        if limit <= 0:
+            other = format_gb(question.overhead_bytes)
+            return [f"the server's other memory ({other}) alone takes all that is available, before any host pool"]
+        lines.append(f"the host is out of memory at about {format_gb(limit, 0)} resident; the kernel kills workers")
+        if answer.orders and answer.orders[1].refusal is not None:
+            lines.append(
+                f"if the ranks come {_order_line(answer.orders[1]).removeprefix('checking ')}: a clean refusal"
+            )
+        lines.append("will not help: swap, --mem-fraction-static, another write policy")
+    elif answer.verdict == "RACE":
+        lines += [_order_line(order) for order in answer.orders]
+        bound = answer.guaranteed_start_bytes
+        if bound is not None:
+            lines.append(f"a start is certain up to {format_gb(bound)} a rank, in whatever order the ranks check")
+    elif answer.verdict in ("FITS", "TIGHT"):
+        over = answer.over_reserve_bytes or 0
+        host = question.host
+        share = f" ({100 * answer.resident_bytes / host.effective_total_bytes:.0f} % of RAM)" if host else ""
+        left = format_gb(answer.margin_bytes or 0)
+        lines.append(f"left on the host: {left}, {format_gb(over)} beyond the 10 GiB reserve{share}")
+    return lines
+
+
+def _refusal(answer: Answer) -> list[str]:
+    refusal = answer.refusal
+    if refusal is None or answer.verdict not in ("REFUSED", "ASSERT"):
+        return []
+    lines = [f'the server stops with {refusal.error}: "{refusal.message}"']
+    return lines + ([refusal.meaning] if refusal.meaning else [])
+
+
+def _doing(answer: Answer, advice: Advice | None) -> list[str]:
+    if advice is None or answer.verdict == "FITS" or answer.question.host is None:
+        return []
+    choices = []
+    if advice.size_gb is not None and advice.size_bytes is not None:
+        total = f"{answer.ranks_on_host} ranks take {format_gb(advice.size_bytes, 1)} in all"
+        choices.append(f"--hicache-size {advice.size_gb} ({total})")
+    if advice.ratio is not None and advice.ratio_bytes is not None:
+        choices.append(f"--hicache-ratio {advice.ratio:g} ({format_gb(advice.ratio_bytes, 1)} in all)")
+    if choices:
+        return [f"do: {' or '.join(choices)}"]
+    return ["do: no host tier of a useful size fits on this host"] if answer.ranks else []
+
+
+def _later(answer: Answer) -> list[str]:
+    """What a later release would say about the same launch."""
+    rules, pool = answer.question.rules, answer.rank.pools[0] if answer.rank and answer.rank.pools else None
+    if answer.verdict != "OOM_RISK" or rules.guard_divides_by_ranks or answer.question.host is None or pool is None:
+        return []
+    share = (answer.question.view().available_bytes - RESERVE_BYTES) // answer.question.config.ranks_per_host
+    since = first_release_with("guard_divides_by_ranks", True)
+    if pool.requested_bytes <= share:
+        return []
+    return [f'from {since} the server refuses this itself: "only have {share / GB:.2f} GB free" is one rank\'s share']
+
+
+def explain(answer: Answer, advice: Advice | None = None) -> str:
+    """The whole block.
+
+    Args:
+        answer: the verdict.
+        advice: what to set instead, from :func:`hicache_lab.preflight.advise`.
+    """
+    details = [
+        *_beliefs(answer),
+        *_outcome(answer),
+        *_refusal(answer),
+        *_doing(answer, advice),
+        *_later(answer),
+        *(f"missing: {fact}" for fact in answer.missing),
+        *(f"warning: {text}" for text in answer.warnings),
+        *(f"taken for granted: {text}" for text in answer.notes),
+    ]
+    return "\n  ".join([headline(answer), *details])

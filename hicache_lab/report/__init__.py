@@ -1,8 +1,0 @@
-"""Reports people can edit and send: Markdown, and one HTML file that opens offline."""
-
-from hicache_lab.report.document import Document, write_report
-from hicache_lab.report.postmortem import Postmortem, postmortem
-from hicache_lab.report.runs import run_report
-from hicache_lab.report.sections import to_document
-
-__all__ = ["Document", "Postmortem", "postmortem", "run_report", "to_document", "write_report"]

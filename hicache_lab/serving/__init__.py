@@ -1,0 +1,1 @@
+"""A server over HTTP: client, load, the CPU server, one measurement against its prediction."""

@@ -1,0 +1,30 @@
+"""An SGLang server over HTTP, any release from 0.4.4 on: what it runs, what it counts, what it answers.
+
+``client`` talks (aiohttp); ``info`` and ``metrics`` read the shapes the releases answer in; ``stream``
+builds requests and reads token streams with their arrival times. Everything a server says is untrusted text.
+"""
+
+from __future__ import annotations
+
+from hicache_lab.serving.client.http import Health, Probe, SglangClient
+from hicache_lab.serving.client.info import HicacheSettings, ModelInfo, RankLoad, ServerInfo
+from hicache_lab.serving.client.metrics import CachedTokens, MetricsSnapshot, parse_metrics
+from hicache_lab.serving.client.stream import GenerateRequest, RawStream, Reply, read_reply, read_stream
+
+__all__ = [
+    "CachedTokens",
+    "GenerateRequest",
+    "Health",
+    "HicacheSettings",
+    "MetricsSnapshot",
+    "ModelInfo",
+    "Probe",
+    "RankLoad",
+    "RawStream",
+    "Reply",
+    "ServerInfo",
+    "SglangClient",
+    "parse_metrics",
+    "read_reply",
+    "read_stream",
+]

@@ -1,0 +1,253 @@
+"""What a server says it runs: /server_info, /model_info and the load endpoints in the shapes of all releases.
+
+Field names and shapes: 0.4.4–0.4.6 answer flat; from 0.4.7 each data-parallel rank has an entry in
+``internal_states``, which from 0.5.6 repeats the rank's whole server arguments; from 0.5.17
+``memory_usage.graph`` is a table instead of a number (managers/scheduler.py, get_internal_state;
+entrypoints/http_server.py, get_server_info).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from hicache_lab.base.errors import ServerError
+from hicache_lab.serving.client.untrusted import number, printable, whole
+
+Scalar = str | int | float | bool | None
+
+# never kept: credentials, wherever they stand
+_SECRET = re.compile(r"(^|_)(api_key|password|secret|auth_token|hf_token|keyfile_password)$", re.IGNORECASE)
+_SECRET_FLAG = re.compile(r"(--[a-z-]*(?:api-key|password|secret|token)(?:=|\s+))(\S+)", re.IGNORECASE)
+# change while the same process runs, so they say nothing about its flags
+_VOLATILE = frozenset(
+    {
+        "last_gen_throughput",
+        "load",
+        "status",
+        "avg_spec_accept_length",
+        "effective_max_running_requests_per_dp",
+    }
+)
+
+
+@dataclass(frozen=True)
+class HicacheSettings:
+    """The HiCache flags a server runs with, as it reports them (after its own adjustments).
+
+    Attributes:
+        enabled: ``--enable-hierarchical-cache``.
+        ratio: host tokens over device tokens; not used when ``size_gb`` is set.
+        size_gb: GB (1e9) per rank; 0 when the ratio decides.
+        write_policy, io_backend, mem_layout, storage_backend: as the flags of those names; None where the
+            release has no such flag.
+    """
+
+    enabled: bool
+    ratio: float | None
+    size_gb: float | None
+    write_policy: str | None
+    io_backend: str | None
+    mem_layout: str | None
+    storage_backend: str | None
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """One data-parallel rank's own memory report; the sizes are GiB although SGLang writes GB."""
+
+    weight_gib: float | None
+    kvcache_gib: float | None
+    token_capacity: int | None
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What /server_info says.
+
+    Attributes:
+        release: e.g. ``"0.5.23"``; empty if the server does not tell.
+        model_path: as given on its command line.
+        tp_size, pp_size, dp_size: ranks; ``dp_size`` is at least ``attn_dp_size`` of releases that renamed
+        it.
+        page_size: tokens a page.
+        device_tokens: device KV pool of one rank in tokens (``max_total_num_tokens``).
+        context_length: longest prompt plus answer it was told to take, None if the model decides.
+        kv_cache_dtype: as the flag.
+        chunked_prefill_tokens: most prompt tokens of one prefill batch; None if it is not chunked.
+        hicache: the HiCache flags.
+        ranks: memory report of each data-parallel rank (empty before 0.4.9).
+        settings: every other scalar, by SGLang's own name; no credentials.
+    """
+
+    release: str
+    model_path: str
+    tp_size: int
+    pp_size: int
+    dp_size: int
+    page_size: int | None
+    device_tokens: int | None
+    context_length: int | None
+    kv_cache_dtype: str | None
+    chunked_prefill_tokens: int | None
+    hicache: HicacheSettings
+    ranks: tuple[RankMemory, ...]
+    settings: Mapping[str, Scalar]
+
+    @property
+    def processes(self) -> int:
+        """Scheduler processes, each with a host pool of its own (tp × pp, × dp where dp is not inside tp)."""
+        inside = bool(self.settings.get("enable_dp_attention")) or "attn_dp_size" in self.settings
+        return self.tp_size * self.pp_size * (1 if inside else self.dp_size)
+
+    @property
+    def processes_per_replica(self) -> int:
+        """Scheduler processes that hold the same logical tokens: one data-parallel replica's."""
+        return max(self.processes // self.dp_size, 1)
+
+    def changed_since(self, other: ServerInfo) -> dict[str, tuple[Scalar, Scalar]]:
+        """Settings that differ, as ``{name: (then, now)}``: not the same process, or not the same flags.
+
+        ``random_seed`` is drawn at every start, so it alone betrays a restart with the same flags.
+        """
+        names = (set(self.settings) | set(other.settings)) - _VOLATILE
+        pairs = {name: (other.settings.get(name), self.settings.get(name)) for name in sorted(names)}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What /model_info says: path, the name requests must use, and whether it generates text."""
+
+    model_path: str
+    served_name: str | None
+    is_generation: bool
+    architectures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RankLoad:
+    """One data-parallel rank's load (/v1/loads from 0.5.8, /get_load before); None: not told."""
+
+    dp_rank: int
+    running_requests: int | None
+    waiting_requests: int
+    used_tokens: int | None
+    device_tokens: int | None
+
+
+def read_server_info(data: Any) -> ServerInfo:
+    """Read the JSON of /server_info or /get_server_info.
+
+    Raises:
+        ServerError: it is not SGLang's answer.
+    """
+    if not isinstance(data, dict) or "model_path" not in data:
+        raise ServerError("its /server_info is not SGLang's: no model_path in the answer")
+    states = data.get("internal_states")
+    states = [s for s in states if isinstance(s, dict)] if isinstance(states, list) else []
+    # a flag adjusted by the ranks stands only in their own state; what was typed stands at the top
+    first = states[0] if states else {}
+    settings = {**_scalars(first), **_scalars(data)}
+
+    def get(name: str) -> Scalar:
+        return settings.get(name)
+
+    chunk = whole(get("chunked_prefill_size"))
+    return ServerInfo(
+        release=str(get("version") or ""),
+        model_path=printable(str(data["model_path"])),
+        tp_size=whole(get("tp_size")) or 1,
+        pp_size=whole(get("pp_size")) or 1,
+        dp_size=max(whole(get("dp_size")) or 1, whole(get("attn_dp_size")) or 1),
+        page_size=whole(get("page_size")),
+        device_tokens=whole(get("max_total_num_tokens")) or whole(_memory(first).get("token_capacity")),
+        context_length=whole(get("context_length")),
+        kv_cache_dtype=_text(get("kv_cache_dtype")),
+        chunked_prefill_tokens=chunk if chunk is not None and chunk > 0 else None,
+        hicache=_hicache({**settings, **_scalars(first)}),
+        ranks=tuple(_rank(_memory(state)) for state in states if "memory_usage" in state),
+        settings=MappingProxyType(settings),
+    )
+
+
+def _hicache(settings: Mapping[str, Scalar]) -> HicacheSettings:
+    return HicacheSettings(
+        enabled=bool(settings.get("enable_hierarchical_cache")),
+        ratio=number(settings.get("hicache_ratio")),
+        size_gb=number(settings.get("hicache_size")),
+        write_policy=_text(settings.get("hicache_write_policy")),
+        io_backend=_text(settings.get("hicache_io_backend")),
+        mem_layout=_text(settings.get("hicache_mem_layout")),
+        storage_backend=_text(settings.get("hicache_storage_backend")),
+    )
+
+
+def _memory(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    memory = state.get("memory_usage")
+    return memory if isinstance(memory, dict) else {}
+
+
+def _rank(memory: Mapping[str, Any]) -> RankMemory:
+    return RankMemory(number(memory.get("weight")), number(memory.get("kvcache")), whole(memory.get("token_capacity")))
+
+
+def _scalars(data: Mapping[str, Any]) -> dict[str, Scalar]:
+    kept: dict[str, Scalar] = {}
+    for name, value in data.items():
+        if _SECRET.search(name) or not isinstance(value, str | int | float | bool | None):
+            continue
+        kept[name] = _SECRET_FLAG.sub(r"\1***", printable(value)) if isinstance(value, str) else value
+    return kept
+
+
+def read_model_info(data: Any) -> ModelInfo:
+    """Read the JSON of /model_info or /get_model_info.
+
+    Raises:
+        ServerError: it is not SGLang's answer.
+    """
+    if not isinstance(data, dict) or "model_path" not in data:
+        raise ServerError("its /model_info is not SGLang's: no model_path in the answer")
+    names = data.get("architectures")
+    return ModelInfo(
+        model_path=printable(str(data["model_path"])),
+        served_name=_text(data.get("served_model_name")),
+        is_generation=bool(data.get("is_generation", True)),
+        architectures=tuple(printable(str(name)) for name in names) if isinstance(names, list) else (),
+    )
+
+
+def read_loads(data: Any) -> tuple[RankLoad, ...]:
+    """Read the JSON of /v1/loads or /get_load.
+
+    Raises:
+        ServerError: neither shape.
+    """
+    entries = data.get("loads") if isinstance(data, dict) else data
+    if not isinstance(entries, list):
+        raise ServerError("its load endpoint answered in an unknown shape (expected a list of ranks)")
+    return tuple(_rank_load(place, entry) for place, entry in enumerate(entries) if isinstance(entry, dict))
+
+
+def _rank_load(place: int, entry: Mapping[str, Any]) -> RankLoad:
+    waiting = whole(entry.get("num_waiting_reqs")) or 0
+    running = whole(entry.get("num_running_reqs"))
+    if running is None and (total := whole(entry.get("num_reqs"))) is not None:
+        running = max(total - waiting, 0)
+    rank = whole(entry.get("dp_rank"))
+    return RankLoad(
+        place if rank is None else rank,
+        running,
+        waiting,
+        # /get_load's num_tokens includes the waiting prompts, so it is not pool usage
+        whole(entry.get("num_used_tokens")),
+        whole(entry.get("max_total_num_tokens")),
+    )
+
+
+def _text(value: object) -> str | None:
+    return printable(value) if isinstance(value, str) else None

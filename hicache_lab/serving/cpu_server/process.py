@@ -1,0 +1,377 @@
+"""Start, watch and stop the CPU server: one process group per name, found again through a state file."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from hicache_lab.base.errors import HostError, ServerError, UsageError
+from hicache_lab.serving.cpu_server.environment import Environment, install
+from hicache_lab.serving.cpu_server.home import home, made
+from hicache_lab.serving.cpu_server.spec import HOST, Launch, checked_name
+from hicache_lab.serving.cpu_server.tinymodels import TINY_MODELS, make_models
+
+READY_TIMEOUT_SECONDS = 420.0
+TERM_SECONDS = 15.0
+KILL_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A started server, as its state file remembers it.
+
+    Attributes:
+        name, release, model, tp_size, port: what was asked for.
+        pid: the launcher, which leads a process group of its own.
+        start_ticks: the launcher's start in clock ticks since boot, and
+        boot_id: that boot; together they keep a recycled pid from being taken for ours.
+        command: the command line, without the interpreter.
+        log_path: everything it printed.
+        ready_seconds: from start until /health answered 200.
+    """
+
+    name: str
+    release: str
+    model: str
+    tp_size: int
+    port: int
+    pid: int
+    start_ticks: int
+    boot_id: str
+    command: tuple[str, ...]
+    log_path: Path
+    started_unix_s: float
+    ready_seconds: float | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where it listens."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the launcher itself still runs (a recycled pid does not count)."""
+        return _start_ticks(self.pid) == self.start_ticks and _boot_id() == self.boot_id
+
+    def log(self) -> str:
+        """What it has printed so far; not trusted text."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """How a server ended: ``"gone"`` (it was not running), ``"TERM"`` or ``"KILL"``."""
+
+    server: Server
+    how: str
+    seconds: float
+
+
+def start(
+    launch: Launch,
+    *,
+    home_dir: Path | None = None,
+    environment: Environment | None = None,
+    timeout_seconds: float = READY_TIMEOUT_SECONDS,
+    progress: Callable[[float, str], None] = lambda _seconds, _line: None,
+) -> Server:
+    """Start a server and wait until /health answers 200.
+
+    Args:
+        launch: what to start.
+        home_dir: overrides the folder of the CPU server.
+        environment: an installed release; default: installed on first use.
+        timeout_seconds: give up (and stop it) after this long.
+        progress: called about once a second with the seconds so far and the last line of the log.
+
+    Returns:
+        The running server; it outlives this process until ``stop``.
+
+    Raises:
+        UsageError: the name or the port is taken.
+        ServerError: it ended or hung before it was ready; the message holds SGLang's own reason.
+    """
+    environment = environment or install(launch.release, home_dir=home_dir)
+    folder = _folder(launch.name, home_dir)
+    with _locked(folder):
+        previous = _read_state(folder)
+        if previous is not None and previous.alive:
+            raise UsageError(
+                f"--name {launch.name}: already runs SGLang {previous.release} at {previous.base_url} "
+                f"(pid {previous.pid}); stop it or choose another --name"
+            )
+        models = make_models(environment, home_dir=home_dir)
+        server = _spawn(launch, environment, folder, models)
+        try:
+            ready = _wait_until_ready(server, timeout_seconds, progress)
+        except BaseException:
+            _end(server)
+            (folder / "state.json").unlink(missing_ok=True)
+            raise
+        server = replace(server, ready_seconds=ready)
+        _write_state(folder, server)
+        return server
+
+
+def status(*, home_dir: Path | None = None) -> tuple[Server, ...]:
+    """All servers that run now, oldest first."""
+    found = [_read_state(folder) for folder in sorted(_root(home_dir).glob("*/"))]
+    return tuple(sorted((s for s in found if s and s.alive), key=lambda s: s.started_unix_s))
+
+
+def stop(name: str = "default", *, home_dir: Path | None = None, term_seconds: float = TERM_SECONDS) -> Stopped:
+    """Stop a server: TERM to its process group, KILL to what is left after ``term_seconds``.
+
+    Raises:
+        UsageError: no server of this name was ever started.
+    """
+    folder = _folder(name, home_dir)
+    server = _read_state(folder)
+    if server is None:
+        known = ", ".join(s.name for s in status(home_dir=home_dir)) or "none"
+        raise UsageError(f"--name: no server {name!r} was started here (running: {known})")
+    began = time.monotonic()
+    how = _end(server, term_seconds)
+    (folder / "state.json").unlink(missing_ok=True)
+    return Stopped(server, how, time.monotonic() - began)
+
+
+def logs(name: str = "default", *, home_dir: Path | None = None) -> Path:
+    """The log of the newest server of this name, running or not.
+
+    Raises:
+        UsageError: there is none.
+    """
+    path = _folder(name, home_dir, make=False) / "server.log"
+    if not path.exists():
+        raise UsageError(f"--name: server {name!r} has no log here")
+    return path
+
+
+def _spawn(launch: Launch, environment: Environment, folder: Path, models: Path) -> Server:
+    port = _free_port() if launch.port is None else _checked_port(launch.port)
+    model = launch.model
+    if model not in TINY_MODELS:
+        path = Path(model).expanduser().absolute()
+        if not (path / "config.json").is_file():
+            tiny = ", ".join(TINY_MODELS)
+            raise UsageError(f"--model: expected {tiny} or a folder with a config.json, got {launch.model!r}")
+        model = str(path)
+    command: tuple[str, ...] = (
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        model,
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+    )
+    command += ("--tp-size", str(launch.tp_size), *launch.sglang_flags)
+    log_path = folder / "server.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [str(environment.python), *command],
+            cwd=models,  # a relative model path keeps this machine's folders out of logs and replies
+            env=launch.environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _children[process.pid] = process
+    server = Server(
+        launch.name,
+        launch.release,
+        launch.model,
+        launch.tp_size,
+        port,
+        process.pid,
+        _start_ticks(process.pid) or 0,
+        _boot_id(),
+        command,
+        log_path,
+        time.time(),
+    )
+    _write_state(folder, server)
+    return server
+
+
+# started by this process: kept so that they are reaped when they end
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def _wait_until_ready(server: Server, timeout_seconds: float, progress: Callable[[float, str], None]) -> float:
+    began = time.monotonic()
+    while True:
+        seconds = time.monotonic() - began
+        lines = server.log().splitlines()
+        if not server.alive:
+            raise ServerError(_why_it_ended(server, lines, f"ended after {seconds:.0f} s, before it was ready"))
+        if seconds > timeout_seconds:
+            raise ServerError(_why_it_ended(server, lines, f"was not ready after {timeout_seconds:.0f} s"))
+        if health(server.port) == http.client.OK:
+            return time.monotonic() - began
+        progress(seconds, next((line for line in reversed(lines) if line.startswith("[")), ""))
+        time.sleep(0.5)
+
+
+def health(port: int, timeout_seconds: float = 10.0) -> int | None:
+    """The status code of /health on a local port, or None if nothing answers."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=timeout_seconds)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+_REASON = re.compile(r"^(?:\[[^]]*\] )?[\w.]*(?:Error|Exception): .+|^[\w. -]+: error: .+")
+
+
+def _why_it_ended(server: Server, lines: Sequence[str], what: str) -> str:
+    """SGLang's own reasons, each once, or the end of its log."""
+    reasons = list(dict.fromkeys(line for line in lines if _REASON.match(line)))
+    shown = reasons[-6:] or list(lines[-8:])
+    text = "\n  ".join(line[:500] for line in shown)
+    title = f"SGLang {server.release} on port {server.port} {what}"
+    return f"{title}; its log says:\n  {text}\nwhole log: {server.log_path}"
+
+
+def _end(server: Server, term_seconds: float = TERM_SECONDS) -> str:
+    how = _ended(server, term_seconds)
+    if (child := _children.pop(server.pid, None)) is not None:
+        child.poll()  # a launcher that nobody waits for stays a zombie
+    return how
+
+
+def _ended(server: Server, term_seconds: float) -> str:
+    members = _members(server)
+    if not members:
+        return "gone"
+    _signal_group(server, members, signal.SIGTERM)
+    if _all_gone(server, members, term_seconds):
+        return "TERM"
+    # 0.5.10 can loop in "Gracefully exiting" for ever
+    left = _members(server) or members
+    _signal_group(server, left, signal.SIGKILL)
+    if not _all_gone(server, left, KILL_SECONDS):
+        raise HostError(f"server {server.name}: pid {server.pid} survived KILL; see ps -o pid,stat,wchan")
+    return "KILL"
+
+
+def _members(server: Server) -> list[psutil.Process]:
+    """Living processes of the server's own group; empty if the group is not ours any more."""
+    if _boot_id() != server.boot_id:
+        return []
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getpgid(process.pid) == server.pid and not _is_over(process):
+                found.append(process)
+    leader = _start_ticks(server.pid)
+    # a leader with another start time means that the number went to somebody else's group
+    return found if leader in {None, server.start_ticks} else []
+
+
+def _is_over(process: psutil.Process) -> bool:
+    """A zombie whose threads are gone too: until then its memory, here gigabytes of host pool, is not free."""
+    return process.status() == psutil.STATUS_ZOMBIE and len([*Path(f"/proc/{process.pid}/task").iterdir()]) <= 1
+
+
+def _signal_group(server: Server, members: Sequence[psutil.Process], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if any(process.pid == server.pid for process in members):
+            os.killpg(server.pid, number)
+            return
+    for process in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def _all_gone(server: Server, members: Sequence[psutil.Process], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not _members(server):
+            return True
+        psutil.wait_procs(members, timeout=0.2)
+    return not _members(server)
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat, or None if there is no such living process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _checked_port(port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise UsageError(f"--port {port}: already in use on {HOST}; choose another or leave it out") from error
+    return port
+
+
+def _root(home_dir: Path | None) -> Path:
+    return home(home_dir) / "cpu_server" / "servers"
+
+
+def _folder(name: str, home_dir: Path | None, *, make: bool = True) -> Path:
+    folder = _root(home_dir) / checked_name(name)
+    return made(folder) if make else folder
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"--name {folder.name}: another start of this name is under way") from error
+        yield
+
+
+def _write_state(folder: Path, server: Server) -> None:
+    text = json.dumps({**asdict(server), "log_path": server.log_path.name}, indent=1)
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".state-", delete=False) as file:
+        file.write(text)
+    Path(file.name).rename(folder / "state.json")
+
+
+def _read_state(folder: Path) -> Server | None:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        record = json.loads((folder / "state.json").read_text())
+        record |= {"command": tuple(record["command"]), "log_path": folder / record["log_path"]}
+        return Server(**record)
+    return None

@@ -1,0 +1,278 @@
+"""What a load measured: one record a request, the server's counters over time, and what they add up to."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hicache_lab.base.errors import HostError
+from hicache_lab.serving.load.pace import Lag
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One request, measured at the client; token counts are the server's.
+
+    Attributes:
+        index: in sending order from 1; warm-up requests count down from -1.
+        phase, session, turn: its place in the plan.
+        warmup: sent before measuring; in no summary.
+        due_s: when it should have been sent (open loop), after the start; None in a closed loop.
+        sent_s: when it was, after the start.
+        ttft_s: sent until the first token.
+        itl_s: gaps between tokens.
+        e2e_s: sent until the last byte.
+        prompt_tokens, completion_tokens: as the server counts; None if it did not get to tell.
+        cached_tokens: prompt tokens found in a cache, None if not told.
+        cached_device, cached_host, cached_storage: by tier, None if not told.
+        output_ids: the answer's ids where the endpoint gives them.
+        error: why it failed, or None.
+    """
+
+    index: int
+    phase: str
+    session: int
+    turn: int
+    warmup: bool
+    due_s: float | None
+    sent_s: float
+    ttft_s: float | None = None
+    itl_s: tuple[float, ...] = ()
+    e2e_s: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    cached_device: int | None = None
+    cached_host: int | None = None
+    cached_storage: int | None = None
+    output_ids: tuple[int, ...] = ()
+    error: str | None = None
+
+    @property
+    def end_s(self) -> float | None:
+        """When its last byte came, after the start."""
+        return None if self.e2e_s is None else self.sent_s + self.e2e_s
+
+
+@dataclass(frozen=True)
+class ServerSample:
+    """The server's counters at one moment; counters are since its start and counted once over ranks.
+
+    Attributes:
+        at_s: after the load's start.
+        host_used_tokens: in the host pool of one rank.
+        device_used_share: of the device pool, 0 to 1.
+        running, waiting: requests.
+        cached_device, cached_host, cached_storage: prompt tokens found there so far.
+        prompt_tokens: prompt tokens so far.
+        evicted_tokens: pushed off the device so far.
+        loaded_back_tokens: copied from host to device so far.
+        missing: why there are no numbers (metrics vanished, server gone), or None.
+    """
+
+    at_s: float
+    host_used_tokens: int | None = None
+    device_used_share: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    cached_device: int | None = None
+    cached_host: int | None = None
+    cached_storage: int | None = None
+    prompt_tokens: int | None = None
+    evicted_tokens: int | None = None
+    loaded_back_tokens: int | None = None
+    missing: str | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and percentiles of one latency in seconds; ``count`` 0 leaves the others None."""
+
+    count: int
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    max: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Percentiles by nearest rank: each is a value that was measured."""
+        ordered = sorted(values)
+        if not ordered:
+            return cls(0, None, None, None, None, None, None)
+
+        def at(share: float) -> float:
+            return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
+
+        mean = math.fsum(ordered) / len(ordered)
+        return cls(len(ordered), mean, at(0.5), at(0.9), at(0.95), at(0.99), ordered[-1])
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Where prompt tokens were found; the parts are None where the server does not tell the tier."""
+
+    prompt_tokens: int
+    cached_tokens: int | None
+    device: int | None
+    host: int | None
+    storage: int | None
+
+    @property
+    def share(self) -> float | None:
+        """Cached over all prompt tokens."""
+        known = self.cached_tokens is not None and self.prompt_tokens > 0
+        return self.cached_tokens / self.prompt_tokens if known and self.cached_tokens is not None else None
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """A finished, stopped or broken load.
+
+    Attributes:
+        plan, seed, parameters: what was sent.
+        base_url: where to.
+        records: every request sent, warm-up first.
+        samples: the server's counters over time.
+        started_unix_s: when measuring began.
+        duration_s: from then to the end.
+        ended: ``complete``, ``duration``, ``cap: …``, ``interrupted`` or ``gave up: …``.
+        lag: how late the client ran.
+        notes: what a reader must know: a busy machine, metrics that vanished, a server that was restarted.
+    """
+
+    plan: str
+    seed: int
+    parameters: dict[str, Any]
+    base_url: str
+    records: tuple[RequestRecord, ...]
+    samples: tuple[ServerSample, ...]
+    started_unix_s: float
+    duration_s: float
+    ended: str
+    lag: Lag
+    notes: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> tuple[RequestRecord, ...]:
+        """Requests after the warm-up."""
+        return tuple(record for record in self.records if not record.warmup)
+
+    @property
+    def succeeded(self) -> tuple[RequestRecord, ...]:
+        """Measured requests that were answered to the end."""
+        return tuple(record for record in self.measured if record.error is None)
+
+    @property
+    def requests_per_s(self) -> float:
+        """Answered requests over the time from the first measured request to the last byte."""
+        return len(self.succeeded) / self._busy_s if self.succeeded else 0.0
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Answer tokens over the same time."""
+        tokens = sum(record.completion_tokens or 0 for record in self.succeeded)
+        return tokens / self._busy_s if self.succeeded else 0.0
+
+    @property
+    def _busy_s(self) -> float:
+        ends = [record.end_s for record in self.succeeded if record.end_s is not None]
+        return max(max(ends) - min(record.sent_s for record in self.measured), 1e-9)
+
+    @property
+    def ttft(self) -> Spread:
+        """Time to first token."""
+        return Spread.of(r.ttft_s for r in self.succeeded if r.ttft_s is not None)
+
+    @property
+    def itl(self) -> Spread:
+        """Inter-token times, every gap of every request."""
+        return Spread.of(gap for record in self.succeeded for gap in record.itl_s)
+
+    @property
+    def e2e(self) -> Spread:
+        """End-to-end latency."""
+        return Spread.of(r.e2e_s for r in self.succeeded if r.e2e_s is not None)
+
+    def hits(self, phase: str | None = None) -> Hits:
+        """Prompt tokens by the tier they were found in, of all phases or one."""
+        chosen = [r for r in self.succeeded if phase is None or r.phase == phase]
+
+        def total(values: Sequence[int | None]) -> int | None:
+            told = [value for value in values if value is not None]
+            return sum(told) if told else None
+
+        return Hits(
+            sum(r.prompt_tokens or 0 for r in chosen),
+            total([r.cached_tokens for r in chosen]),
+            total([r.cached_device for r in chosen]),
+            total([r.cached_host for r in chosen]),
+            total([r.cached_storage for r in chosen]),
+        )
+
+    def requests_frame(self) -> pd.DataFrame:
+        """One row a request; ``itl_s`` and ``output_ids`` are lists."""
+        from hicache_lab.serving.load.files import frame
+
+        return frame(RequestRecord, self.records)
+
+    def samples_frame(self) -> pd.DataFrame:
+        """One row a sample of the server's counters."""
+        from hicache_lab.serving.load.files import frame
+
+        return frame(ServerSample, self.samples)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything but the records and samples, JSON-ready."""
+        hits = self.hits()
+        return {
+            "schema": SCHEMA_VERSION,
+            "plan": self.plan,
+            "seed": self.seed,
+            "parameters": self.parameters,
+            "base_url": self.base_url,
+            "started_unix_s": self.started_unix_s,
+            "duration_s": self.duration_s,
+            "ended": self.ended,
+            "lag": asdict(self.lag),
+            "notes": list(self.notes),
+            "too_busy": self.lag.too_busy,
+            "requests": len(self.measured),
+            "failed": len(self.measured) - len(self.succeeded),
+            "requests_per_s": self.requests_per_s,
+            "output_tokens_per_s": self.output_tokens_per_s,
+            "ttft_s": asdict(self.ttft),
+            "itl_s": asdict(self.itl),
+            "e2e_s": asdict(self.e2e),
+            "hits": {**asdict(hits), "share": hits.share},
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write ``load.json``, ``requests.parquet`` and ``metrics.parquet``, each whole or not at all.
+
+        Raises:
+            HostError: the disk is full or the folder cannot be written; what was there before is untouched.
+        """
+        from hicache_lab.serving.load.files import written_whole
+
+        text = json.dumps(self.as_dict(), indent=1, allow_nan=False)
+        requests, samples = self.requests_frame(), self.samples_frame()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            written_whole(folder / "requests.parquet", lambda path: requests.to_parquet(path, index=False))
+            written_whole(folder / "metrics.parquet", lambda path: samples.to_parquet(path, index=False))
+            written_whole(folder / "load.json", lambda path: path.write_text(text, encoding="utf-8"))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise HostError(f"could not write the load's result into {folder}: {reason}") from error

@@ -1,0 +1,40 @@
+"""One measurement of one server: what it runs, what was predicted for it, what a load saw.
+
+``measure`` takes it, ``read_run`` reads a recorded one, ``predict`` computes what the flags should give and
+``comparison`` puts both side by side.
+"""
+
+from __future__ import annotations
+
+from hicache_lab.serving.measurement.compare import (
+    before_after,
+    comparison,
+    conclusion,
+    figures_of,
+    hit_rows,
+    latency_rows,
+    throughput_row,
+)
+from hicache_lab.serving.measurement.predict import Prediction, predict
+from hicache_lab.serving.measurement.run import WORKLOADS, ServerRun, make_plan, measure, read_run, recorded_runs
+from hicache_lab.serving.measurement.simulate import Simulation, simulate
+
+__all__ = [
+    "WORKLOADS",
+    "Prediction",
+    "ServerRun",
+    "Simulation",
+    "before_after",
+    "comparison",
+    "conclusion",
+    "figures_of",
+    "hit_rows",
+    "latency_rows",
+    "make_plan",
+    "measure",
+    "predict",
+    "read_run",
+    "recorded_runs",
+    "simulate",
+    "throughput_row",
+]

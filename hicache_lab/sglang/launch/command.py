@@ -1,0 +1,279 @@
+"""What people paste → ``LaunchConfig``: find the SGLang launch in shell text, docker or Kubernetes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from packaging.version import Version
+
+from hicache_lab.base.errors import UsageError
+from hicache_lab.sglang.launch.config import Container, LaunchConfig, LaunchSource, flag_of
+from hicache_lab.sglang.launch.flags import release
+from hicache_lab.sglang.launch.options import merge_config_file, read_options
+from hicache_lab.sglang.launch.shell import ASSIGNMENT, Command, Word, branches, clean_paste, read_commands
+from hicache_lab.sglang.launch.wrappers import (
+    Wrapped,
+    batch_script,
+    docker_run,
+    dockerfile_words,
+    looks_like_document,
+    read_documents,
+    slurm_step,
+    systemd_unit,
+)
+
+_MODULES = re.compile(r"(?:-m)?(?:sglang\.launch_server|sglang_router\.launch_server|dynamo\.sglang(\.\w+)*)")
+_OTHER_ENGINES = re.compile(
+    r"vllm(\.\S*)?|trtllm-serve|tensorrt_llm\S*|lmdeploy|text-generation-launcher|llama-server|"
+    r"lmcache\S*|dynamo\.(vllm|trtllm)\S*|tritonserver|ollama"
+)
+_SECRET = re.compile(r"\w*(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
+_DEEPEST = 8
+_LONGEST = 1_000_000
+
+
+@dataclass
+class _Found:
+    """A launch in a paste: the words before its options, its options, and what stands around it."""
+
+    before: list[Word]
+    options: list[Word]
+    is_serve: bool = False
+    container: Container | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def parse_launch(
+    text: str | Sequence[str],
+    *,
+    sglang_version: str | None = None,
+    base_dir: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> LaunchConfig:
+    """Read the one SGLang launch in a paste.
+
+    Args:
+        text: shell text, a docker or Kubernetes wrapping of it, or a list of words.
+        sglang_version: the release, if known: abbreviations are then read as that release reads them.
+        base_dir: where a ``--config FILE`` with a relative path is looked up; None leaves the file unread.
+        variables: values of shell variables that the paste itself does not set.
+
+    Returns:
+        What was given; what was not given is None.
+
+    Raises:
+        UsageError: no SGLang launch, several different ones, or an option the server would not understand.
+        InputError: the ``--config`` file is missing or not a YAML mapping.
+    """
+    found = parse_launches(text, sglang_version=sglang_version, base_dir=base_dir, variables=variables)
+    distinct = list(dict.fromkeys(found))
+    if len(distinct) > 1:
+        lines = "; ".join(f"{i}: {_short(one)}" for i, one in enumerate(distinct, 1))
+        raise UsageError(f"{len(distinct)} different SGLang launches in this text; give one of them ({lines})")
+    return distinct[0]
+
+
+def _short(config: LaunchConfig) -> str:
+    return " ".join(f"{flag_of(name)} {value}" for name, value in list(config.given())[:4])[:100]
+
+
+def parse_launches(
+    text: str | Sequence[str],
+    *,
+    sglang_version: str | None = None,
+    base_dir: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> tuple[LaunchConfig, ...]:
+    """Read every SGLang launch in a paste (prefill and decode servers of one manifest, for instance).
+
+    Args and errors are those of ``parse_launch``, without the limit to one launch.
+    """
+    version = None if sglang_version is None else release(sglang_version)
+    known = dict(variables or {})
+    notes: list[str] = []
+    if isinstance(text, str):
+        if len(text) > _LONGEST:
+            raise UsageError(f"a launch of {len(text):,} characters? give the launch itself (to {_LONGEST:,})")
+        cleaned, notes = clean_paste(text)
+        found = _in_text(cleaned, known)
+    else:
+        found = _in_words(_plain_words(text), known)
+    if not found:
+        raise UsageError(_nothing_found(text if isinstance(text, str) else shlex.join(text)))
+    return tuple(replace(_config(one, version, base_dir, notes), sglang_version=sglang_version) for one in found)
+
+
+def _in_text(text: str, variables: Mapping[str, str]) -> list[_Found]:
+    """A launch in whatever kind of text this is."""
+    if unit := systemd_unit(text):
+        return _in_wrapped([unit], variables)
+    if looks_like_document(text):
+        return _in_wrapped(read_documents(text), variables)
+    found = _in_shell(text, variables)
+    if not found and (listed := dockerfile_words(text)):
+        found = _in_words(_plain_words(listed), variables)
+    share = batch_script(text)
+    for one in found:
+        one.container = one.container or share
+    return found
+
+
+def _plain_words(texts: Sequence[str]) -> list[Word]:
+    return [Word(text, shlex.quote(text)) for text in texts]
+
+
+def _nothing_found(text: str) -> str:
+    for word in re.split(r"[\s\"'\[\],]+", text):
+        if _OTHER_ENGINES.fullmatch(word.rpartition("/")[2]):
+            return f"this launches {word[:60]}, not SGLang; only SGLang launches are in scope here"
+    return (
+        "no SGLang launch found; expected 'python -m sglang.launch_server …' or 'sglang serve MODEL …', "
+        "bare or inside docker, compose, Kubernetes or sh -c"
+    )
+
+
+def _launch_end(words: Sequence[Word]) -> tuple[int, bool] | None:
+    """Where the launch's options begin, and whether the launch is ``sglang serve``."""
+    before = ""
+    for index, word in enumerate(words, 1):
+        if _MODULES.fullmatch(word.text) and (word.text.startswith("-m") or re.fullmatch(r"-\w*m", before)):
+            return index, False
+        if word.text.endswith("sglang/launch_server.py"):
+            return index, False
+        if word.text == "serve" and before.rpartition("/")[2] == "sglang":
+            return index, True
+        before = word.text
+    return None
+
+
+def _in_words(words: Sequence[Word], variables: Mapping[str, str], depth: int = 0) -> list[_Found]:
+    end = _launch_end(words)
+    if end is not None:
+        at, is_serve = end
+        before = list(words[:at])
+        container, env = _around(before)
+        return [_Found(before, list(words[at:]), is_serve, container, env)]
+    for index, word in enumerate(words):
+        # sh -c '…', ssh host '…': a command inside one word
+        if "sglang" in word.text and re.search(r"\s", word.text) and depth < _DEEPEST:
+            container, env = _around(words[:index])
+            inner = _in_shell(word.text + "\n", {**variables, **env}, depth + 1)
+            for one in inner:
+                one.container = one.container or container
+                one.env = env | one.env
+            if inner:
+                return inner
+    return []
+
+
+def _around(words: Sequence[Word]) -> tuple[Container | None, dict[str, str]]:
+    """What the words before a launch set: the container's facts and the server's environment."""
+    docker = docker_run([word.text for word in words])
+    if docker is None:
+        return slurm_step([word.text for word in words]), _assignments(words)
+    return docker.container, dict(docker.env) | _assignments(words[docker.end :])
+
+
+def _assignments(words: Sequence[Word]) -> dict[str, str]:
+    matches = (ASSIGNMENT.fullmatch(word.text) for word in words)
+    return {match[1]: match[2] for match in matches if match is not None}
+
+
+def _in_shell(text: str, variables: Mapping[str, str], depth: int = 0) -> list[_Found]:
+    commands = read_commands(text, variables)
+    exported: dict[str, str] = {}
+    found: list[_Found] = []
+    for number, command in enumerate(commands):
+        if command.words[0].text == "export":
+            exported |= _assignments(command.words)
+        for one in _in_words(command.words, {**variables, **exported}, depth):
+            if unsure := branches(commands[: number + 1]):
+                one.notes.append(
+                    f"line {unsure[0]}: this text branches or loops; what it assigns is taken as if it ran"
+                )
+            if one.container is None or one.container.runtime == "slurm":
+                one.env = exported | one.env
+            _check_torn(commands[number + 1 : number + 2])
+            found.append(one)
+    return found
+
+
+def _check_torn(following: Sequence[Command]) -> None:
+    """An option that starts a command: a comment or a lost backslash has cut the launch in two."""
+    for command in following:
+        if command.words[0].text.startswith("--"):
+            raise UsageError(
+                f"line {command.line}: {command.words[0].text} stands alone: the line above ends the command "
+                "(comment, missing backslash), so the server never sees it; join the lines or delete it"
+            )
+
+
+def _in_wrapped(commands: Sequence[Wrapped], variables: Mapping[str, str]) -> list[_Found]:
+    found = []
+    for wrapped in commands:
+        known = {**variables, **dict(wrapped.env)}
+        if wrapped.shell is not None:
+            inner = _in_shell(wrapped.shell + "\n", known)
+        else:
+            words = [_kubernetes_word(word, known) for word in wrapped.words]
+            inner = _in_words(words, known)
+            if not inner and "sglang" in (wrapped.container.image or ""):
+                inner = _bare_arguments(words)
+        for one in inner:
+            one.container = one.container or wrapped.container
+            one.env = dict(wrapped.env) | one.env
+        found += inner
+    return found
+
+
+def _kubernetes_word(text: str, variables: Mapping[str, str]) -> Word:
+    """Kubernetes replaces ``$(NAME)`` in command and args, and nothing else."""
+    missing: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in variables:
+            missing.append(match[1])
+        return variables.get(match[1], match[0])
+
+    expanded = re.sub(r"\$\(([A-Za-z_]\w*)\)", value, text)
+    return Word(expanded, shlex.quote(expanded), tuple(missing))
+
+
+def _bare_arguments(words: list[Word]) -> list[_Found]:
+    """Arguments of an image whose entrypoint is the launch."""
+    if not words or not words[0].text.startswith("--model"):
+        return []
+    return [_Found(_plain_words(["python", "-m", "sglang.launch_server"]), words)]
+
+
+def _config(found: _Found, version: Version | None, base_dir: Path | None, notes: Sequence[str]) -> LaunchConfig:
+    options = read_options(found.options, version, is_serve=found.is_serve)
+    merge_config_file(options, base_dir)
+    return LaunchConfig(
+        **options.values,
+        other=tuple(options.other),
+        env=tuple((name, _without_secret(name, value)) for name, value in found.env.items()),
+        container=found.container,
+        notes=tuple(dict.fromkeys([*notes, *found.notes, *options.notes])),
+        source=LaunchSource("command", "".join(_prefix(found.before)), tuple(options.tokens)),
+    )
+
+
+def _without_secret(name: str, value: str) -> str:
+    return f"${name}" if value and _SECRET.fullmatch(name) else value
+
+
+def _prefix(words: Sequence[Word]) -> Iterator[str]:
+    for number, word in enumerate(words):
+        head = next((h for h in ("--env=", "-e=", "-e") if word.text.startswith(h)), "")
+        match = ASSIGNMENT.fullmatch(word.text.removeprefix(head))
+        lead = word.lead if number else ""
+        if match is not None and match[2] and _SECRET.fullmatch(match[1]):
+            yield f'{lead}{head}{match[1]}="${match[1]}"'
+        else:
+            yield lead + word.raw

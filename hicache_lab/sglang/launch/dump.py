@@ -1,0 +1,235 @@
+"""A ``server_args=`` line of a log, or the reply of /server_info → ``LaunchConfig``; nothing is evaluated.
+
+Three forms: ``ServerArgs(key=value, …)`` (to 0.5.18), ``{'key': value, …}`` (0.5.19+), and JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hicache_lab.base.errors import InputError
+from hicache_lab.sglang.launch.config import FIELD_TYPES, LaunchConfig, LaunchSource, Value
+
+_START = re.compile(r"server_args\s*=\s*(?=ServerArgs\(|\{)|(?=ServerArgs\()|\A\s*(?=\{)|\"server_args\"\s*:\s*(?=\{)")
+_WORD = re.compile(r"[A-Za-z_][\w.]*")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,400}\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|\n|.)", re.DOTALL)
+_PLAIN_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
+_CONSTANTS = {
+    "True": True, "true": True, "False": False, "false": False, "None": None, "null": None,
+    "inf": float("inf"), "Infinity": float("inf"), "nan": float("nan"), "NaN": float("nan"),
+}  # fmt: skip
+_CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
+_DEEPEST = 40
+_SECRET = re.compile(r"\w*(?:api_key|password|secret|token|watermark_key\w*)")
+
+
+class _CutOffError(Exception):
+    """The text ends inside a value."""
+
+
+class _Reader:
+    """Reads Python- and JSON-like values from a text that may stop anywhere."""
+
+    def __init__(self, text: str, at: int) -> None:
+        self.text, self.at = text, at
+
+    def skip(self, extra: str = "") -> str:
+        """Skip blanks (and ``extra``); returns the next character, or "" at the end."""
+        while self.at < len(self.text) and (self.text[self.at].isspace() or self.text[self.at] in extra):
+            self.at += 1
+        return self.text[self.at : self.at + 1]
+
+    def value(self, depth: int = 0) -> Any:
+        """The next value; objects and enum members come back as their text."""
+        char = self.skip()
+        if not char:
+            raise _CutOffError
+        if depth > _DEEPEST:
+            raise InputError(f"server_args: more than {_DEEPEST} levels of brackets; this is not a dump")
+        if char in "'\"":
+            return self.string()
+        if char == "{":
+            return self.mapping(depth)
+        if char in "[(":
+            return self.sequence(depth)
+        if char == "<":
+            return self.balanced()
+        if match := _NUMBER.match(self.text, self.at):
+            self.at = match.end()
+            return int(match[0]) if re.fullmatch(r"[+-]?[0-9]+", match[0]) else float(match[0])
+        sign = -1 if self.text.startswith(("-inf", "-Infinity"), self.at) else 1
+        self.at += sign < 0
+        return self.name(sign)
+
+    def name(self, sign: int) -> Any:
+        match = _WORD.match(self.text, self.at)
+        if match is None:
+            self.at += 1
+            return None
+        self.at = match.end()
+        if match[0] in _CONSTANTS:
+            constant = _CONSTANTS[match[0]]
+            return constant if sign > 0 else sign * float(constant or 0)
+        if self.skip() == "(":
+            return match[0] + self.balanced()
+        return match[0]
+
+    def string(self) -> str:
+        quote = self.text[self.at]
+        match = re.compile(rf"{quote}((?:[^{quote}\\]|\\.)*){quote}", re.DOTALL).match(self.text, self.at)
+        if match is None:
+            raise _CutOffError
+        self.at = match.end()
+        return _ESCAPE.sub(_unescaped, match[1]) if "\\" in match[1] else match[1]
+
+    def balanced(self) -> str:
+        """The text of a bracketed expression, strings in it respected."""
+        start, pending = self.at, []
+        while self.at < len(self.text):
+            char = self.text[self.at]
+            if char in "'\"":
+                self.string()
+                continue
+            if char in _CLOSING:
+                pending.append(_CLOSING[char])
+            elif pending and char == pending[-1]:
+                pending.pop()
+            self.at += 1
+            if not pending:
+                return self.text[start : self.at]
+        raise _CutOffError
+
+    def sequence(self, depth: int) -> tuple[Any, ...]:
+        closing = _CLOSING[self.text[self.at]]
+        self.at += 1
+        found = []
+        while (char := self.skip(",")) != closing:
+            if not char:
+                raise _CutOffError
+            found.append(self.value(depth + 1))
+        self.at += 1
+        return tuple(found)
+
+    def mapping(self, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        self.at += 1
+        while (char := self.skip(",")) != "}":
+            if not char:
+                raise _CutOffError
+            key = self.value(depth + 1)
+            if self.skip() == ":":
+                self.at += 1
+                found[str(key)] = self.value(depth + 1)
+        self.at += 1
+        return found
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    body = match[1]
+    if body[0] in "xuU" and len(body) > 1:
+        number = int(body[1:], 16)
+        return chr(number) if number < 0x110000 else "\ufffd"
+    if body[0] in "01234567":
+        return chr(int(body, 8))
+    return _PLAIN_ESCAPES.get(body, body)
+
+
+def _entries(reader: _Reader) -> tuple[dict[str, Any], str | None]:
+    """The top-level entries, and what is said about a loss: where the text ended, or None."""
+    found: dict[str, Any] = {}
+    is_repr = reader.text.startswith("ServerArgs(", reader.at)
+    reader.at += len("ServerArgs(") if is_repr else 1
+    closing, separator = (")", "=") if is_repr else ("}", ":")
+    key: Any = None
+    left_out = None
+    try:
+        while (char := reader.skip(",")) != closing:
+            if not char:
+                raise _CutOffError
+            key = reader.name(1) if is_repr else reader.value()
+            if reader.skip() != separator:
+                # "..." and the like
+                left_out = "server_args: somebody left fields out of this text; they are not known"
+                continue
+            reader.at += 1
+            found[str(key)] = reader.value(1)
+    except _CutOffError:
+        lost = f"the text ends inside {key}" if key is not None and str(key) not in found else "the text ends"
+        after = f" after {list(found)[-1]}" if found else ""
+        return found, f"server_args is cut off: {lost}{after}; the fields that follow are not known"
+    return found, left_out
+
+
+def server_args_entries(text: str) -> dict[str, Any]:
+    """Every entry of the first ``server_args=…`` in a text as it stands there, whatever its type.
+
+    The text may be cut or shortened: what can be read is given. Nothing is evaluated; without a dump it is empty.
+    """
+    start = _START.search(text)
+    return _entries(_Reader(text, start.end()))[0] if start else {}
+
+
+def parse_server_args(text: str) -> LaunchConfig:
+    """Read the server's own account of its arguments.
+
+    Args:
+        text: a log line (or a whole log: the last launch counts) with ``server_args=…``, or the JSON of
+            ``/server_info`` or ``/get_server_info``.
+
+    Returns:
+        The resolved values: a field is None where the dump says None or lacks it. ``sglang_version`` is the
+        reply's own ``version``. Fields without a place are in ``other``; ``notes`` says what was lost.
+
+    Raises:
+        InputError: no dump in the text, or a field of another type than SGLang's.
+    """
+    starts = [match.end() for match in _START.finditer(text)]
+    if not starts:
+        raise InputError(
+            "no server_args in this text; expected 'server_args=ServerArgs(…)', "
+            "'server_args={…}' or the JSON of /server_info"
+        )
+    entries, loss = _entries(_Reader(text, starts[-1]))
+    if isinstance(entries.get("server_args"), dict):
+        entries = {**entries["server_args"], "version": entries.get("version")}
+    if not {"model_path", "tp_size"} & set(entries):
+        raise InputError("server_args: neither model_path nor tp_size in it; this is not SGLang's server_args")
+    version = entries.pop("version", None)
+    values, other, notes = {}, [], [loss] if loss else []
+    for key, value in entries.items():
+        field = "model" if key == "model_path" else key
+        if field in FIELD_TYPES:
+            values[field] = _field_value(field, key, value)
+        elif value is not None and value is not False and not isinstance(value, dict):
+            other.append(("--" + key.replace("_", "-"), _other_value(key, value)))
+    return LaunchConfig(
+        **values,
+        sglang_version=version if isinstance(version, str) else None,
+        other=tuple(other),
+        notes=tuple(notes),
+        source=LaunchSource("server_args"),
+    )
+
+
+def _field_value(field: str, key: str, value: Any) -> Any:
+    kind = FIELD_TYPES[field]
+    if value is None or (kind == "bool" and isinstance(value, bool)) or (kind == "str" and isinstance(value, str)):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != float("inf"):
+        if kind == "int" and value == int(value):
+            return int(value)
+        if kind == "float":
+            return float(value)
+        if field == "hicache_size":
+            return int(value) if value == int(value) else value
+    raise InputError(f"server_args: {key} is {str(value)[:60]!r}; expected {kind}")
+
+
+def _other_value(key: str, value: Any) -> Value:
+    if value is True:
+        return None
+    if _SECRET.fullmatch(key):
+        return "$" + key.upper()
+    return tuple(str(item) for item in value) if isinstance(value, tuple) else str(value)

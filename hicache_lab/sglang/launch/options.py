@@ -1,0 +1,276 @@
+"""Options as argparse reads them: names, abbreviations, how many values, types, and ``--config`` files."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.base.units import GB, GIB, KB, KIB, MB, MIB, TB, TIB
+from hicache_lab.sglang.launch.config import FIELD_TYPES, Token, Value
+from hicache_lab.sglang.launch.flags import Flag, resolve
+from hicache_lab.sglang.launch.shell import Word
+
+# what argparse takes for a negative number, and therefore for a value
+_NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+_SECRET = re.compile(r"--(?:\w+-)*(?:api-key|password|secret|token|watermark-key(?:-\w+)?)")
+# not needed to size anything: an unknown variable in one of these is noted, not an error
+_UNSIZED = {"host", "port", "node_rank"}
+_SI = {"k": KB, "M": MB, "G": GB, "T": TB, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB}
+
+
+@dataclass
+class Options:
+    """The options of one launch: field values, other options, and the tokens they came from."""
+
+    version: Version | None
+    values: dict[str, Any] = field(default_factory=dict)
+    other: list[tuple[str, Value]] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_options(words: Sequence[Word], version: Version | None, *, is_serve: bool) -> Options:
+    """Read the words after the launch.
+
+    Args:
+        words: options and values.
+        version: the release, if known; abbreviations depend on it.
+        is_serve: ``sglang serve``, whose first plain word is the model.
+
+    Raises:
+        UsageError: a word or a value that the server would refuse, or a variable without a value.
+    """
+    options = Options(version)
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if not _is_option(word):
+            _positional(options, word, is_serve=is_serve)
+            at += 1
+            continue
+        spelling, equals, _ = word.text.partition("=")
+        if not spelling.startswith("--") and spelling != "-h":
+            raise UsageError(f"{spelling}: the server knows no option with one hyphen; write -{spelling}")
+        resolved = resolve(spelling, version)
+        taken = [] if equals else _values(words, at + 1, resolved.flag)
+        if resolved.note:
+            options.notes.append(resolved.note)
+        _option(options, resolved.flag, word, taken)
+        at += 1 + len(taken)
+    return options
+
+
+def _is_option(word: Word) -> bool:
+    return word.text.startswith("-") and len(word.text) > 1 and not _NEGATIVE_NUMBER.fullmatch(word.text)
+
+
+def _values(words: Sequence[Word], at: int, flag: Flag | None) -> list[Word]:
+    """The words after an option that belong to it."""
+    end = at
+    while end < len(words) and not _is_option(words[end]):
+        end += 1
+    most = {"0": 0, "1": 1, "?": 1}.get(flag.arity if flag else "+", end - at)
+    return list(words[at : min(end, at + most)])
+
+
+def _positional(options: Options, word: Word, *, is_serve: bool) -> None:
+    if re.match(r"[\u2012-\u2015\u2212]", word.text):
+        raise UsageError(f"{word.text!r} starts with a typographic dash; write two hyphens (--)")
+    if word.unresolved:
+        raise _unknown_variable("the launch", word)
+    if is_serve and "model" not in options.values:
+        options.values["model"] = word.text
+        options.tokens.append(Token("", "--model-path", (word.text,), word.raw, word.lead, "model"))
+        return
+    last = options.tokens[-1].spelling if options.tokens else "the launch"
+    if word.raw.startswith("\\ "):
+        raise UsageError(f"after {last}: a backslash before a blank does not continue the line; delete the blank")
+    raise UsageError(f"{word.text!r} after {last} belongs to no option; the server refuses to start with it")
+
+
+def _unknown_variable(where: str, word: Word) -> UsageError:
+    name = word.unresolved[0]
+    return UsageError(
+        f"{where}: {word.text} uses {name}, to which this text gives no value; write the value in its place"
+        + (f" or {name}=VALUE on a line before" if name.isidentifier() else "")
+    )
+
+
+def _option(options: Options, flag: Flag | None, word: Word, taken: Sequence[Word]) -> None:
+    spelling, equals, inline = word.text.partition("=")
+    values = (inline,) if equals else tuple(value.text for value in taken)
+    raw = " ".join(one.raw for one in (word, *taken))
+    name = flag.name if flag else spelling
+    if flag is not None:
+        _check_count(spelling, flag, values, has_inline=bool(equals))
+    target = flag.field if flag else None
+    unknown = next((one for one in (word, *taken) if one.unresolved), None)
+    if target is not None and unknown is not None:
+        if target not in _UNSIZED:
+            raise _unknown_variable(spelling, unknown)
+        options.notes.append(f"{spelling}: {unknown.text} is not known and is kept; no size depends on it")
+        target = None
+    if target is None:
+        _keep(options, Token(spelling, name, values, raw, word.lead))
+        return
+    if target in options.values and values:
+        options.notes.append(f"{name} is given more than once; the server takes the last")
+    options.values[target] = typed_value(target, values[0] if values else None, spelling)
+    options.tokens.append(Token(spelling, name, values, raw, word.lead, target))
+
+
+def _check_count(spelling: str, flag: Flag, values: tuple[str, ...], *, has_inline: bool) -> None:
+    if flag.arity == "0" and has_inline:
+        raise UsageError(f"{spelling}={values[0]}: {flag.name} is a switch and takes no value; write {flag.name} alone")
+    if flag.arity in {"1", "+"} and not values:
+        raise UsageError(f"{spelling}: expected a value, got nothing")
+
+
+def _keep(options: Options, token: Token) -> None:
+    """An option without a field: kept in order, its value replaced by a variable if it is a secret."""
+    if token.values and _SECRET.fullmatch(token.name):
+        variable = "$" + token.name.removeprefix("--").replace("-", "_").upper()
+        if token.values != (variable,):
+            options.notes.append(f"{token.name}: its value is not kept; the line reads it from {variable}")
+        token = replace(token, values=(variable,), raw=f'{token.spelling} "{variable}"')
+    options.other.append((token.name, token.value))
+    options.tokens.append(token)
+
+
+def typed_value(target: str, text: str | None, flag: str) -> Any:
+    """A field's value from its text.
+
+    Args:
+        target: the ``LaunchConfig`` field.
+        text: the text after the option; None for a switch.
+        flag: the option as typed, for the error.
+
+    Raises:
+        UsageError: not of the field's type; names the option, what was expected and what came.
+    """
+    kind = FIELD_TYPES[target]
+    if kind == "bool":
+        return True
+    if text is None:
+        raise UsageError(f"{flag}: expected a value, got nothing")
+    if kind == "str":
+        return text
+    if target == "hicache_size":
+        return _size_gb(text, flag)
+    number = _integer(text, target) if kind == "int" else _number(text)
+    if number is None:
+        expected = "a whole number" if kind == "int" else "a finite number"
+        hint = ", a variable that nothing has replaced" if re.search(r"\$\w|\$\{|%\w+%", text) else ""
+        raise UsageError(f"{flag}: expected {expected}, got {text!r}{hint}")
+    return number
+
+
+def _integer(text: str, target: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        # 0.5.10+ read 100k and 128Ki for these two (utils/common.py:human_readable_int)
+        match = re.fullmatch(r"(\d+)(?:\.(\d+))?([kMGT]|[KMGT]i)", text.strip())
+    if match is None or target not in {"max_total_tokens", "context_length"}:
+        return None
+    if "i" in match[3]:
+        return None if match[2] else int(match[1]) * _SI[match[3]]
+    decimals = match[2] or ""
+    scale: int = 10 ** len(decimals)
+    return int(match[1] + decimals) * _SI[match[3]] // scale
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _size_gb(text: str, flag: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        number = _number(text)
+    if number is None:
+        raise UsageError(
+            f"{flag}: expected a whole number of GB (1e9 bytes) per rank without a unit, got {text!r}; "
+            f"for example {flag} 48"
+        )
+    return number
+
+
+def merge_config_file(options: Options, base_dir: Path | None) -> None:
+    """Add what ``--config FILE`` sets; the command line wins, as in the server's ConfigArgumentMerger.
+
+    Args:
+        options: read so far; changed in place.
+        base_dir: where a relative path is looked up; None leaves the file unread, with a note.
+
+    Raises:
+        UsageError: more than one file, or an option in it that the server would refuse.
+        InputError: the file is missing or not a YAML mapping.
+    """
+    names = [value for name, value in options.other if name == "--config"]
+    if not names:
+        return
+    if len(names) > 1:
+        raise UsageError("--config: given more than once; the server accepts one file")
+    name = str(names[0])
+    if base_dir is None:
+        options.notes.append(f"--config {name} was not read: what it sets is not known here")
+        return
+    inner = Options(options.version)
+    for key, value in _config_mapping(base_dir / name).items():
+        _config_entry(inner, str(key), value)
+    given = {token.name for token in options.tokens}
+    options.values = {**inner.values, **options.values}
+    options.other = [entry for entry in inner.other if entry[0] not in given] + options.other
+    options.tokens = [replace(token, from_file=True) for token in inner.tokens] + options.tokens
+    options.notes += [f"{name}: {note}" for note in inner.notes]
+
+
+def _config_mapping(path: Path) -> dict[Any, Any]:
+    if path.suffix.lower() not in {".yaml", ".yml"}:
+        raise InputError(f"--config {path.name}: the server only takes .yaml or .yml")
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise InputError(f"--config {path}{f':{mark.line + 1}' if mark else ''}: not YAML") from error
+    if data is not None and not isinstance(data, dict):
+        raise InputError(f"--config {path}: expected a mapping of options, got a {type(data).__name__}")
+    return data or {}
+
+
+def _config_entry(options: Options, key: str, value: Any) -> None:
+    """One entry as the server turns it into words: true is the bare option, false is nothing."""
+    resolved = resolve("--" + key, options.version)
+    if resolved.note:
+        options.notes.append(resolved.note)
+    texts: list[str] = []
+    if isinstance(value, bool) and (resolved.flag is None or resolved.flag.arity == "0"):
+        if not value:
+            return
+    elif isinstance(value, list):
+        if not value:
+            return
+        texts = [str(item) for item in value]
+    else:
+        texts = [json.dumps(value) if isinstance(value, dict | bool) else str(value)]
+    words = [Word(text, shlex.quote(text)) for text in ("--" + key, *texts)]
+    _option(options, resolved.flag, words[0], words[1:])

@@ -1,0 +1,308 @@
+"""docker run, compose and Kubernetes around a launch: the command they hold, the limits they set."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hicache_lab.base.errors import UsageError
+from hicache_lab.base.units import GB, GIB, KB, KIB, MB, MIB, TB, TIB
+from hicache_lab.sglang.launch.config import Container
+
+_ENGINES = {"docker", "podman", "nerdctl"}
+# docker's k, m, g are powers of 1024 whatever follows them; Kubernetes' K, M, G are powers of 1000
+_DOCKER = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
+_KUBERNETES = {
+    "": 1, "k": KB, "M": MB, "G": GB, "T": TB, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB,
+}  # fmt: skip
+_LOOKS_YAML = re.compile(r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M)
+# docker run's options that take the next word as their value
+_DOCKER_VALUED = re.compile(
+    r"-[acehlmpuvw]|--(?:"
+    r"add-host|annotation|blkio-weight|cap-add|cap-drop|cgroup-parent|cgroupns|cidfile|cpu-period|"
+    r"cpu-quota|cpu-shares|cpus|cpuset-cpus|cpuset-mems|device|device-cgroup-rule|dns|dns-search|"
+    r"domainname|entrypoint|env|env-file|expose|gpus|group-add|health-cmd|health-interval|"
+    r"health-retries|health-timeout|hostname|ip|ipc|label|label-file|link|log-driver|log-opt|"
+    r"mac-address|memory|memory-reservation|memory-swap|memory-swappiness|mount|name|net|network|"
+    r"network-alias|oom-score-adj|pid|pids-limit|platform|publish|pull|restart|runtime|"
+    r"security-opt|shm-size|stop-signal|stop-timeout|storage-opt|sysctl|tmpfs|ulimit|user|userns|"
+    r"uts|volume|volume-driver|volumes-from|workdir"
+    r")"
+)
+_MAX_NODES = 100_000
+
+
+def docker_bytes(text: str, what: str) -> int:
+    """A docker or compose size (``400g``, ``32gb``, plain bytes) in bytes.
+
+    Raises:
+        UsageError: not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?\s*", text.lower())
+    if match is None:
+        raise UsageError(f"{what}: expected a docker size such as 400g (400 × 2**30 bytes), got {text!r}")
+    return int(float(match[1]) * _DOCKER[match[2]]) if "." in match[1] else int(match[1]) * _DOCKER[match[2]]
+
+
+def kubernetes_bytes(text: str, what: str) -> int:
+    """A Kubernetes quantity (``417Gi``, ``449G``, ``2e11``) in bytes.
+
+    Raises:
+        UsageError: not a quantity.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([kMGT]i?|Ki)?\s*", text)
+    if match is None:
+        raise UsageError(f"{what}: expected a Kubernetes quantity such as 417Gi, got {text!r}")
+    factor = _KUBERNETES[match[2] or ""]
+    return int(match[1]) * factor if match[1].isdigit() else int(float(match[1]) * factor)
+
+
+def binary_bytes(text: str, what: str, unit: str = "") -> int:
+    """A size whose suffixes are powers of 1024 (systemd, Slurm); ``unit`` is meant where none is written.
+
+    Raises:
+        UsageError: not a size.
+    """
+    match = re.fullmatch(r"(\d+)([kmgt]?)", text.lower())
+    if match is None:
+        raise UsageError(f"{what}: expected a size such as 400G (400 × 2**30 bytes), got {text!r}")
+    return int(match[1]) * _DOCKER[match[2] or unit]
+
+
+def slurm_step(words: Sequence[str]) -> Container | None:
+    """The memory share of ``srun --mem=…`` from the words before the launch; None without one.
+
+    ``--mem=0`` is the whole node and sets no limit.
+    """
+    if not {"srun", "sbatch"} & {word.rpartition("/")[2] for word in words}:
+        return None
+    for index, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option == "--mem":
+            value = value if equals else "".join(words[index + 1 : index + 2])
+            return Container("slurm", memory_bytes=binary_bytes(value, "srun --mem", "m") or None)
+    return None
+
+
+def batch_script(text: str) -> Container | None:
+    """The memory share of a ``#SBATCH --mem=…`` line; None without one."""
+    match = re.search(r"^#SBATCH\s+--mem[= ](\S+)", text, re.MULTILINE)
+    return Container("slurm", memory_bytes=binary_bytes(match[1], "#SBATCH --mem", "m") or None) if match else None
+
+
+def systemd_unit(text: str) -> Wrapped | None:
+    """The command, environment and limits of a systemd service; None when the text is none."""
+    command = re.search(r"^ExecStart=[-@:+!]*((?:.*\\\n)*.*)", text, re.MULTILINE)
+    if command is None:
+        return None
+    found = Container("systemd")
+    settings = dict(re.findall(r"^(MemoryMax|MemoryHigh|LimitMEMLOCK)=(\S+)", text, re.MULTILINE))
+    limits = [binary_bytes(v, k) for k, v in settings.items() if k.startswith("Memory") and v != "infinity"]
+    if limits:
+        found = replace(found, memory_bytes=min(limits))
+    if "LimitMEMLOCK" in settings:
+        found = _memlock(found, settings["LimitMEMLOCK"].replace("infinity", "unlimited"))
+    words = [word for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE) for word in shlex.split(line)]
+    env = tuple((name, value) for name, _, value in (word.partition("=") for word in words))
+    return Wrapped(command[1], (), found, env)
+
+
+def _memlock(container: Container, text: str) -> Container:
+    soft = text.rpartition("=")[2].partition(":")[0]
+    if soft in {"-1", "unlimited"}:
+        return replace(container, memlock_is_unlimited=True)
+    return replace(container, memlock_bytes=int(soft)) if soft.isdigit() else container
+
+
+@dataclass(frozen=True)
+class DockerRun:
+    """A ``docker run`` (or exec): its facts, its ``-e`` settings, and where its own words end."""
+
+    container: Container
+    env: tuple[tuple[str, str], ...]
+    end: int
+
+
+def docker_run(words: Sequence[str]) -> DockerRun | None:
+    """Read ``docker run … IMAGE`` from the words before the launch; None without docker."""
+    names = [word.rpartition("/")[2] for word in words]
+    verbs = (i for i, name in enumerate(names) if name in {"run", "exec"} and _ENGINES & set(names[:i]))
+    at = next(verbs, None)
+    if at is None:
+        return None
+    found, env, is_exec = Container("docker"), [], names[at] == "exec"
+    at += 1
+    while at < len(words) and words[at].startswith("-"):
+        option, equals, value = words[at].partition("=")
+        at += 1
+        if not equals and _DOCKER_VALUED.fullmatch(option) and at < len(words):
+            value = words[at]
+            at += 1
+        if option in {"-e", "--env"} and "=" in value:
+            name, _, text = value.partition("=")
+            env.append((name, text))
+        found = _docker_option(found, option, value)
+    # after the options: the image, or for exec the name of a running container
+    image = words[at] if at < len(words) and not is_exec and "compose" not in names[:at] else None
+    return DockerRun(replace(found, image=image), tuple(env), at + 1)
+
+
+def _docker_option(found: Container, option: str, value: str) -> Container:
+    if option in {"--memory", "-m"}:
+        return replace(found, memory_bytes=docker_bytes(value, option))
+    if option == "--shm-size":
+        return replace(found, shm_bytes=docker_bytes(value, option))
+    if option == "--ulimit" and value.startswith("memlock"):
+        return _memlock(found, value)
+    if option == "--ipc":
+        return replace(found, ipc=value)
+    return replace(found, privileged=True) if option == "--privileged" else found
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A command found in a document: shell text, or a list of words."""
+
+    shell: str | None
+    words: tuple[str, ...]
+    container: Container
+    env: tuple[tuple[str, str], ...]
+
+
+def looks_like_document(text: str) -> bool:
+    """Whether a paste is YAML (or JSON) that holds a command rather than shell text."""
+    return bool(_LOOKS_YAML.search(text)) or text.lstrip().startswith("{")
+
+
+def read_documents(text: str) -> list[Wrapped]:
+    """Every container command in compose or Kubernetes YAML (or JSON).
+
+    Raises:
+        UsageError: not YAML; the message gives the line.
+    """
+    import yaml
+
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or "cannot be read"
+        template = "; a Helm template must be rendered first (helm template)" if "{{" in text else ""
+        raise UsageError(f"{where}not YAML: {problem}{template}") from error
+    return [one for document in documents for node, pod in _nodes(document) if (one := _wrapped(node, pod))]
+
+
+def _nodes(document: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Every mapping in a document with the pod specification around it; YAML aliases are visited once."""
+    pending: list[tuple[Any, dict[str, Any]]] = [(document, {})]
+    seen: set[int] = set()
+    while pending:
+        node, pod = pending.pop()
+        if id(node) in seen or len(seen) > _MAX_NODES:
+            continue
+        seen.add(id(node))
+        if isinstance(node, dict):
+            if "containers" in node:
+                pod = node
+            yield node, pod
+            pending.extend((value, pod) for value in reversed(node.values()) if isinstance(value, dict | list))
+        elif isinstance(node, list):
+            pending.extend((value, pod) for value in reversed(node) if isinstance(value, dict | list))
+
+
+def _as_words(value: Any) -> list[str]:
+    return [str(item) for item in value if item is not None] if isinstance(value, list) else []
+
+
+def _wrapped(node: dict[str, Any], pod: dict[str, Any]) -> Wrapped | None:
+    parts = [node.get("entrypoint"), node.get("command"), node.get("args")]
+    given = [part for part in parts if isinstance(part, str | list) and part]
+    if not given:
+        return None
+    container, env = _facts(node, pod), _environment(node)
+    if all(isinstance(part, list) for part in given):
+        words = [word for part in given for word in _as_words(part)]
+        return Wrapped(None, tuple(words), container, env)
+    texts = [part if isinstance(part, str) else shlex.join(_as_words(part)) for part in given]
+    return Wrapped(" ".join(text.strip() for text in texts), (), container, env)
+
+
+def _environment(node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    raw = node.get("env", node.get("environment"))
+    if isinstance(raw, Mapping):
+        return tuple((str(k), "" if v is None else str(v)) for k, v in raw.items())
+    found = []
+    for item in raw if isinstance(raw, list) else []:
+        if isinstance(item, Mapping) and "name" in item and item.get("value") is not None:
+            found.append((str(item["name"]), str(item["value"])))
+        elif isinstance(item, str) and "=" in item:
+            name, _, value = item.partition("=")
+            found.append((name, value))
+    return tuple(found)
+
+
+def _dig(node: Any, *path: str) -> Any:
+    for step in path:
+        node = node.get(step) if isinstance(node, Mapping) else None
+    return node
+
+
+def _facts(node: dict[str, Any], pod: dict[str, Any]) -> Container:
+    image = node.get("image")
+    if "containers" in pod:
+        found = Container("kubernetes", image=image if isinstance(image, str) else None)
+        limit = _dig(node, "resources", "limits", "memory")
+        if limit is not None:
+            found = replace(found, memory_bytes=kubernetes_bytes(str(limit), "resources.limits.memory"))
+        if _dig(node, "securityContext", "privileged") is True:
+            found = replace(found, privileged=True)
+        if pod.get("hostIPC") is True:
+            found = replace(found, ipc="host")
+        return _shared_memory(found, node, pod)
+    found = Container("compose", image=image if isinstance(image, str) else None)
+    limit = node.get("mem_limit", _dig(node, "deploy", "resources", "limits", "memory"))
+    if limit is not None:
+        found = replace(found, memory_bytes=docker_bytes(str(limit), "mem_limit"))
+    if node.get("shm_size") is not None:
+        found = replace(found, shm_bytes=docker_bytes(str(node["shm_size"]), "shm_size"))
+    lock = _dig(node, "ulimits", "memlock")
+    soft = lock.get("soft") if isinstance(lock, Mapping) else lock
+    if soft is not None:
+        found = _memlock(found, str(soft))
+    ipc = node.get("ipc")
+    return replace(found, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True)
+
+
+def _shared_memory(found: Container, node: dict[str, Any], pod: dict[str, Any]) -> Container:
+    """The size of an emptyDir in memory that is mounted at /dev/shm."""
+    mounts = node.get("volumeMounts")
+    names = {
+        m.get("name")
+        for m in (mounts if isinstance(mounts, list) else [])
+        if isinstance(m, Mapping) and str(m.get("mountPath")).rstrip("/") == "/dev/shm"
+    }
+    volumes = pod.get("volumes")
+    for volume in volumes if isinstance(volumes, list) else []:
+        size = _dig(volume, "emptyDir", "sizeLimit")
+        if isinstance(volume, Mapping) and volume.get("name") in names and size is not None:
+            return replace(found, shm_bytes=kubernetes_bytes(str(size), "emptyDir.sizeLimit"))
+    return found
+
+
+def dockerfile_words(text: str) -> list[str] | None:
+    """The words of ``ENTRYPOINT [...]`` and ``CMD [...]`` in a Dockerfile, or None."""
+    words: list[str] = []
+    for kind in ("ENTRYPOINT", "CMD"):
+        match = re.search(rf"^\s*{kind}\s+(\[.*?\])\s*$", text, re.MULTILINE | re.DOTALL)
+        if match:
+            try:
+                listed = json.loads(match[1])
+            except ValueError as error:
+                raise UsageError(f"{kind}: not a JSON list of words: {error}") from error
+            words += _as_words(listed)
+    return words or None

@@ -1,0 +1,112 @@
+"""Replay a trace by HiCache's own rules: per request, cached tokens by tier.
+
+Modelled (with the release's ``ReplayRules``): page alignment, the token that is always computed again, node-granular
+leaf-first eviction by each policy, paths locked by running requests, device slots of running requests (prompt and
+output), insertion after each prefill chunk, after prefill and at the end, copy thresholds of the three write policies,
+pinned host copies, all-or-nothing load back with its threshold, how much each release evicts at a time, admission.
+
+Not modelled: time (copies and loads are finished before the next step), retraction (admission reserves a request's
+whole output), schedule policies other than fcfs, speculative decoding, LoRA name spaces, storage backends (L3),
+sub-pools of hybrid models, data-parallel ranks with their own trees.
+
+Requests come in trace order from ``concurrency`` clients, each sending its next request ``turnaround_steps`` scheduler
+steps after an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_lab.traffic.cachesim.nodes import Traffic
+from hicache_lab.traffic.cachesim.scheduler import Scheduler
+from hicache_lab.traffic.cachesim.settings import ReplaySettings
+from hicache_lab.traffic.traces import Trace
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What a replay found.
+
+    Attributes:
+        settings: the configuration.
+        device_tokens: cached prompt tokens found on the device, shape (requests,).
+        host_tokens: cached prompt tokens loaded back from the host, shape (requests,).
+        host_left_tokens: tokens found on the host and computed again all the same, shape (requests,).
+        input_tokens: prompt tokens, shape (requests,).
+        refused: requests that can never fit into the device pool (left out, no hit).
+        traffic: tokens moved and lost.
+        warnings: what the settings mean beyond the numbers.
+        origin: the trace's origin.
+    """
+
+    settings: ReplaySettings
+    device_tokens: Ints
+    host_tokens: Ints
+    host_left_tokens: Ints
+    input_tokens: Ints
+    refused: tuple[int, ...]
+    traffic: Traffic
+    warnings: tuple[str, ...]
+    origin: str
+
+    @property
+    def cached_tokens(self) -> Ints:
+        """Prompt tokens not computed, shape (requests,)."""
+        return self.device_tokens + self.host_tokens
+
+    @property
+    def device_rate(self) -> float:
+        """Share of all prompt tokens found on the device."""
+        return float(self.device_tokens.sum()) / max(int(self.input_tokens.sum()), 1)
+
+    @property
+    def host_rate(self) -> float:
+        """Share of all prompt tokens loaded back from the host."""
+        return float(self.host_tokens.sum()) / max(int(self.input_tokens.sum()), 1)
+
+    @property
+    def total_rate(self) -> float:
+        """Share of all prompt tokens not computed."""
+        return self.device_rate + self.host_rate
+
+
+def replay(trace: Trace, settings: ReplaySettings) -> ReplayResult:
+    """Replay a trace request by request.
+
+    Raises:
+        InputError: the trace holds lengths only.
+        UsageError: settings that the release does not take, or a page that does not fit the trace's blocks.
+    """
+    trace.require_prefixes("a replay")
+    rules, warnings = settings.check()
+    if trace.block_tokens % settings.page_size:
+        trace = trace.coarse(settings.page_size)
+    run = Scheduler(trace, settings, rules)
+    run.all()
+    if run.refused:
+        warnings = (
+            *warnings,
+            f"{len(run.refused)} requests can never fit into {settings.device_tokens} device tokens",
+        )
+    if run.tree.traffic.assertions:
+        warnings = (
+            *warnings,
+            f"sglang {settings.release} would have died {run.tree.traffic.assertions} times: write_back found no host "
+            "space (assert node.backuped); the replay drops the node and goes on",
+        )
+    return ReplayResult(
+        settings=settings,
+        device_tokens=run.device,
+        host_tokens=run.host,
+        host_left_tokens=run.host_left,
+        input_tokens=trace.input_tokens,
+        refused=tuple(run.refused),
+        traffic=replace(run.tree.traffic),
+        warnings=warnings,
+        origin=trace.origin,
+    )

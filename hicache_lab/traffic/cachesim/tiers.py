@@ -1,0 +1,130 @@
+"""Device and host tier together: both are cuts of one hit-rate curve.
+
+* The device tier is an LRU of D blocks: device hits = curve(D).
+* ``write_through`` keeps a host copy of everything it caches, and the host cannot evict a copy whose block is still on
+  the device; so the tiers together hold the most recent max(D, H) blocks: total = curve(max(D, H)). A host tier no
+  larger than the device tier adds nothing. (0.5.8–0.5.23: only host-only leaves are evictable, see ``replay``.)
+* ``write_back`` copies a block when the device evicts it. Where the host gives up duplicates of what the device holds
+  (0.5.21 and later), the tiers are exclusive: total = curve(D + H). Older releases keep the duplicate after a load
+  back and lie between the two cuts.
+
+So one pass gives every point of a (device size × host size) surface.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_lab.base.errors import UsageError
+from hicache_lab.traffic.cachesim.curve import HitCurve, hits_by_request
+from hicache_lab.traffic.traces import Trace
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class WritePolicy(StrEnum):
+    """``--hicache-write-policy``."""
+
+    WRITE_THROUGH = "write_through"
+    WRITE_THROUGH_SELECTIVE = "write_through_selective"
+    WRITE_BACK = "write_back"
+
+    @classmethod
+    def parse(cls, text: str) -> WritePolicy:
+        """Read a flag's value, with an error that lists what is possible."""
+        try:
+            return cls(text)
+        except ValueError:
+            raise UsageError(f"--hicache-write-policy: expected one of {', '.join(cls)}, got {text!r}") from None
+
+    def effective_capacity(self, device: npt.ArrayLike, host: npt.ArrayLike) -> Ints:
+        """The one-tier capacity that both tiers together amount to; device and host broadcast."""
+        device_size, host_size = np.asarray(device, np.int64), np.asarray(host, np.int64)
+        if self is WritePolicy.WRITE_BACK:
+            return device_size + host_size
+        return np.maximum(device_size, host_size)
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Hit rates over a grid of device and host sizes.
+
+    Attributes:
+        device_tokens: device sizes, shape (d,).
+        host_tokens: host sizes, shape (h,).
+        device_rate: hit rate of the device tier, shape (d,).
+        total_rate: hit rate of both tiers, shape (d, h).
+        policy: the write policy.
+    """
+
+    device_tokens: Ints
+    host_tokens: Ints
+    device_rate: Floats
+    total_rate: Floats
+    policy: WritePolicy
+
+    @property
+    def host_rate(self) -> Floats:
+        """What the host tier adds, shape (d, h)."""
+        return self.total_rate - self.device_rate[:, None]
+
+
+def surface(curve: HitCurve, device_tokens: npt.ArrayLike, host_tokens: npt.ArrayLike, policy: WritePolicy) -> Surface:
+    """Cut a curve into a device × host surface; no simulation, only look-ups."""
+    device = np.atleast_1d(np.asarray(device_tokens, np.int64))
+    host = np.atleast_1d(np.asarray(host_tokens, np.int64))
+    blocks = curve.block_tokens
+    return Surface(
+        device_tokens=device,
+        host_tokens=host,
+        device_rate=curve.rate_at(device // blocks),
+        total_rate=curve.rate_at(policy.effective_capacity(device[:, None] // blocks, host[None, :] // blocks)),
+        policy=policy,
+    )
+
+
+@dataclass(frozen=True)
+class TierHits:
+    """Cached prompt tokens of every request by tier, under the block model.
+
+    Attributes:
+        device_tokens: shape (requests,).
+        host_tokens: loaded back from the host, shape (requests,).
+        input_tokens: prompt tokens, shape (requests,).
+    """
+
+    device_tokens: Ints
+    host_tokens: Ints
+    input_tokens: Ints
+
+    @property
+    def device_rate(self) -> float:
+        """Share of prompt tokens found on the device."""
+        return float(self.device_tokens.sum() / max(int(self.input_tokens.sum()), 1))
+
+    @property
+    def total_rate(self) -> float:
+        """Share of prompt tokens found on either tier."""
+        return self.device_rate + float(self.host_tokens.sum() / max(int(self.input_tokens.sum()), 1))
+
+
+def replay_blocks(trace: Trace, device_tokens: int, host_tokens: int, policy: WritePolicy) -> TierHits:
+    """Replay request by request where blocks suffice: exact under the block model, tens of millions of blocks a second.
+
+    Args:
+        trace: a workload with prefix information.
+        device_tokens: device tier.
+        host_tokens: host tier.
+        policy: the write policy.
+    """
+    size = trace.block_tokens
+    capacity = int(policy.effective_capacity(device_tokens // size, host_tokens // size))
+    hits = hits_by_request(trace, [device_tokens // size, capacity])
+    # a hit on the last, partial block is worth its tokens
+    tokens = np.minimum(hits * size, trace.input_tokens[:, None])
+    return TierHits(tokens[:, 0], tokens[:, 1] - tokens[:, 0], trace.input_tokens)

@@ -1,0 +1,448 @@
+"""What a host tier pays off on one trace: hit rates over host sizes, saved prefill, the knee, the largest safe tier.
+
+Brings together ``cachesim`` (what tokens buy), ``host_tiers`` (what a flag takes, in tokens and bytes, and whether it
+fits) and the speeds of the server (``Rates``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hicache_lab.base.errors import InputError, UnknownFact
+from hicache_lab.base.resources import data_dir
+from hicache_lab.base.units import GB, gb
+from hicache_lab.preflight import Question
+from hicache_lab.preflight.host_tiers import HostTier, host_tier, host_tiers, largest_safe
+from hicache_lab.traffic.cachesim import (
+    EvictionPolicy,
+    HitCurve,
+    Rates,
+    ReplaySettings,
+    Savings,
+    WritePolicy,
+    fit_tokens_per_s,
+    growth,
+    hit_curve,
+    replay,
+    replay_blocks,
+    rules_for,
+    savings,
+)
+from hicache_lab.traffic.traces import Trace, Workload, generate
+
+Row = Mapping[str, object]
+_LEAST_BATCHES = 4
+_NOTHING = 0.0005  # a hit rate that rounds to 0.0 %
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    # workloads of some minutes of one engine, for "what if my traffic looked like this"
+    "multi_turn": {"sessions": 400, "first_tokens": 1500, "turns": 6.0},
+    "agentic": {"sessions": 120, "steps": 15.0},
+    "shared_system_prompt": {"requests": 3000},
+    "rag": {"requests": 1500, "documents": 500},
+    "cyclic_scan": {"items": 100, "item_tokens": 8192, "rounds": 4},
+}
+
+
+def shipped_trace(name: str) -> Path | None:
+    """A trace that ships with the package, by its name, or None."""
+    path = data_dir() / "traces" / f"{name}.jsonl.zst"
+    return path if path.is_file() else None
+
+
+def load_workload(name: str, **parameters: Any) -> Trace:
+    """A shipped trace's name, a trace file's path or a generator's name."""
+    shipped = shipped_trace(name)
+    return Workload.named(str(shipped or name), **parameters).load()
+
+
+@dataclass(frozen=True)
+class CostBenefit:
+    """A trace behind one launch.
+
+    Attributes:
+        trace: the traffic.
+        question: the launch with its device pool and, better, its host; ratio and size are what is varied.
+        policy: the write policy.
+        rates: the server's speed, or None.
+        warm_up: share of the requests that only warm the cache and count for no hit rate.
+    """
+
+    trace: Trace
+    question: Question
+    policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    rates: Rates | None = None
+    warm_up: float = 0.0
+
+    @cached_property
+    def curve(self) -> HitCurve:
+        """Hit rate in tokens at every size: computed once, everything below is looked up in it."""
+        return hit_curve(self.trace, count="tokens", count_from=int(self.trace.requests * self.warm_up))
+
+    @property
+    def device_tokens(self) -> int:
+        """The device pool."""
+        return self.question.device.tokens or 0
+
+    @property
+    def device_rate(self) -> float:
+        """Hit rate without a host tier."""
+        return float(self.curve.rate_at_tokens(self.device_tokens))
+
+    @cached_property
+    def safe(self) -> HostTier | None:
+        """The largest tier that fits the host."""
+        return largest_safe(self.question)
+
+    @cached_property
+    def host_bytes_per_token(self) -> float:
+        """Bytes that one more token costs on the whole host: every rank's bytes, side pools included."""
+        small, large = host_tier(self.question, ratio=2.0), host_tier(self.question, ratio=4.0)
+        return (large.host_bytes - small.host_bytes) / (large.tokens - small.tokens)
+
+    def rate(self, host_tokens: int, policy: WritePolicy | None = None) -> float:
+        """Hit rate of both tiers."""
+        block = self.curve.block_tokens
+        capacity = (policy or self.policy).effective_capacity(self.device_tokens // block, host_tokens // block)
+        return float(self.curve.rate_at(capacity))
+
+    def rates_over(self, host_tokens: Sequence[int], policy: WritePolicy) -> list[float]:
+        """Hit rates over many host sizes, as shares."""
+        block = self.curve.block_tokens
+        capacity = policy.effective_capacity(self.device_tokens // block, np.asarray(host_tokens) // block)
+        rates: list[float] = self.curve.rate_at(capacity).tolist()
+        return rates
+
+    def savings(self, host_tokens: int) -> Savings | None:
+        """Saved work and time at one size; None without rates."""
+        if self.rates is None:
+            return None
+        hits = replay_blocks(self.trace, self.device_tokens, host_tokens, self.policy)
+        return savings(hits, self.rates, self.trace.duration_s)
+
+    def tiers(self, ratios: Sequence[float] = (), sizes_gb: Sequence[int] = ()) -> tuple[HostTier, ...]:
+        """The settings to compare and the largest safe one, ascending."""
+        found = host_tiers(self.question, ratios=ratios, sizes_gb=sizes_gb)
+        if self.safe is not None and self.safe.tokens not in {tier.tokens for tier in found}:
+            found = tuple(sorted((*found, self.safe), key=lambda tier: tier.tokens))
+        return found
+
+    def rows(self, tiers: Sequence[HostTier]) -> Sequence[Row]:
+        """One row a setting, for a table: what it takes, whether it fits, what it buys."""
+        steps = self.rate_per_gb(tiers)
+        rows: list[Row] = []
+        for tier, step in zip(tiers, steps, strict=True):
+            row: dict[str, object] = {
+                "setting": tier.label,
+                "ratio": round(tier.ratio, 2),
+                "tokens": tier.tokens,
+                "GB a rank": round(gb(tier.per_rank_bytes), 1),
+                "GB on the host": round(gb(tier.host_bytes), 1),
+                "verdict": tier.verdict,
+                "hit rate %": round(100 * self.rate(tier.tokens), 2),
+                "host adds, points": round(100 * (self.rate(tier.tokens) - self.device_rate), 2),
+                "points per extra GB": round(100 * step, 4),
+            }
+            found = self.savings(tier.tokens)
+            if found is not None:
+                hourly = found.saved_tokens_per_hour
+                row["prefill tokens saved an hour"] = None if hourly is None else round(hourly)
+                row["TTFT saved, mean ms"] = round(1000 * found.ttft_saved_mean_s, 1)
+            rows.append(row)
+        return rows
+
+    def rate_per_gb(self, tiers: Sequence[HostTier]) -> list[float]:
+        """Hit rate (a share) gained per extra GB of the whole host on the step to each setting.
+
+        The first step is the one from no host tier at all.
+        """
+        if not tiers:
+            return []
+        first = tiers[0]
+        steps = [(self.rate(first.tokens) - self.device_rate) / gb(first.host_bytes)]
+        if len(tiers) > 1:
+            grown = growth(self.curve, self.device_tokens, *_axes(tiers), self.policy)
+            steps += grown.rate_per_gb.tolist()
+        return steps
+
+    def knee(self, tiers: Sequence[HostTier]) -> HostTier | None:
+        """Where an extra byte starts to buy less than the average byte; None: the curve does not bend there."""
+        if len(tiers) < 2:
+            return None
+        found = growth(self.curve, self.device_tokens, *_axes(tiers), self.policy).knee
+        return None if found is None else tiers[found]
+
+    def replayed_rows(self, tier: HostTier, release: str, page_size: int, *, requests: int) -> Sequence[Row]:
+        """Block model beside the release's own rules, for the three write policies, on the first requests."""
+        head = self.trace.head(requests)
+        rows: list[Row] = []
+        unread = _unread(release)
+        if unread:
+            for policy in WritePolicy:
+                blocks = replay_blocks(head, self.device_tokens, tier.tokens, policy)
+                rows.append(
+                    {
+                        "write policy": str(policy),
+                        "blocks, hit rate %": round(100 * blocks.total_rate, 2),
+                        f"rules of {release}, hit rate %": unread,
+                        "source": "simulated",
+                    }
+                )
+            return rows
+        for policy in WritePolicy:
+            settings = ReplaySettings(
+                self.device_tokens, tier.tokens, page_size, write_policy=policy, release=release, concurrency=1
+            )
+            nodes = replay(head, settings)
+            blocks = replay_blocks(head, self.device_tokens, tier.tokens, policy)
+            rows.append(
+                {
+                    "write policy": str(policy),
+                    "blocks, hit rate %": round(100 * blocks.total_rate, 2),
+                    f"rules of {release}, hit rate %": round(100 * nodes.total_rate, 2),
+                    "on the device %": round(100 * nodes.device_rate, 2),
+                    "from the host %": round(100 * nodes.host_rate, 2),
+                    "copied to the host, Mtokens": round(nodes.traffic.backed_up / 1e6, 2),
+                    "source": "simulated / replayed",
+                }
+            )
+        return rows
+
+    def eviction_rows(
+        self, tier: HostTier, release: str, page_size: int, policies: Sequence[str], *, requests: int
+    ) -> Sequence[Row]:
+        """The release's eviction policies side by side, replayed."""
+        head = self.trace.head(requests)
+        rows: list[Row] = []
+        unread = _unread(release)
+        if unread:
+            return [{"--radix-eviction-policy": name, "hit rate %": unread} for name in policies]
+        for name in policies:
+            settings = ReplaySettings(
+                self.device_tokens, tier.tokens, page_size, self.policy, EvictionPolicy(name), release
+            )
+            found = replay(head, settings)
+            rows.append(
+                {
+                    "--radix-eviction-policy": name,
+                    "hit rate %": round(100 * found.total_rate, 2),
+                    "on the device %": round(100 * found.device_rate, 2),
+                    "from the host %": round(100 * found.host_rate, 2),
+                }
+            )
+        return rows
+
+
+def _unread(release: str) -> str:
+    """Words in the place of a replay, for a release whose cache rules have not been read; "" where they have."""
+    try:
+        rules_for(release)
+    except UnknownFact:
+        return f"not replayed: the rules of {release} have not been read"
+    return ""
+
+
+def shape_rows(
+    question: Question, host_tokens: int, policy: WritePolicy, names: Iterable[str] = tuple(SHAPES)
+) -> Sequence[Row]:
+    """The same pools behind other kinds of traffic: what the answer depends on."""
+    rows: list[Row] = []
+    for name in names:
+        case = CostBenefit(generate(name, **SHAPES[name]), question, policy)
+        rows.append(
+            {
+                "traffic": name,
+                "requests": case.trace.requests,
+                "working set, Mtokens": round(case.curve.largest_useful_blocks * case.curve.block_tokens / 1e6, 2),
+                "device only %": round(100 * case.device_rate, 1),
+                "with the host tier %": round(100 * case.rate(host_tokens), 1),
+                "unlimited %": round(100 * case.curve.ceiling, 1),
+            }
+        )
+    return rows
+
+
+def seed_rows(
+    question: Question, host_tokens: int, policy: WritePolicy, *, seeds: int, name: str = "mooncake_like"
+) -> Sequence[Row]:
+    """The same description with other seeds: how much of a result is chance."""
+    rows: list[Row] = []
+    for seed in range(seeds):
+        case = CostBenefit(generate(name, seed=seed), question, policy)
+        rows.append(
+            {
+                "seed": seed,
+                "device only %": round(100 * case.device_rate, 2),
+                "with the host tier %": round(100 * case.rate(host_tokens), 2),
+                "unlimited %": round(100 * case.curve.ceiling, 2),
+            }
+        )
+    return rows
+
+
+def rates_for(
+    question: Question, prefill_tokens_per_s: float, load_back_gb_per_s: float, log: str | Path = ""
+) -> Rates:
+    """The server's speeds, with the bytes of a token on one rank taken from the launch.
+
+    Args:
+        question: the launch.
+        prefill_tokens_per_s: as given; not used where a log is.
+        load_back_gb_per_s: host to device, GB (1e9) a second of one rank.
+        log: a server log to fit the prefill rate from, or "".
+    """
+    tier = host_tier(question, ratio=2.0)
+    per_token = max(round(tier.per_rank_bytes / tier.tokens), 1)
+    if not log:
+        return Rates(prefill_tokens_per_s, load_back_gb_per_s * GB, per_token)
+    fitted, batches = prefill_rate_of(log)
+    basis = f"prefill rate fitted from {batches} batches of {Path(log).name}"
+    return Rates(fitted, load_back_gb_per_s * GB, per_token, basis)
+
+
+def prefill_rate_of(log: str | Path) -> tuple[float, int]:
+    """Fit the prefill rate from a server log: (tokens a second, batches used).
+
+    A ``Prefill batch`` line prints the tokens of the batch *before* it over the time since (sglang 0.5.10,
+    ``log_prefill_stats``), idle time included. So each line is paired with the batch before it, and the faster half,
+    where the engine did not wait for work, is fitted.
+
+    Raises:
+        InputError: fewer than four usable batches.
+    """
+    from hicache_lab.forensics.logs.collect import read_log
+
+    columns = read_log(log, columns=True).columns
+    rows = columns.columns("prefill") if columns is not None else {}
+    if not {"new_token", "input_throughput", "rank", "run"} <= set(rows):
+        raise InputError(f"{log}: holds no prefill batches with an input throughput; give --prefill-tokens-per-s")
+    mine = rows["rank"] == rows["rank"].min(initial=0)
+    tokens = rows["new_token"][mine].astype(np.float64)
+    speed, run = rows["input_throughput"][mine].astype(np.float64), rows["run"][mine]
+    usable = (tokens[:-1] > 0) & (speed[1:] > 0) & (run[1:] == run[:-1])
+    before, after = tokens[:-1][usable], speed[1:][usable]
+    if before.size < _LEAST_BATCHES:
+        raise InputError(f"{log}: {before.size} usable prefill batches, at least {_LEAST_BATCHES} are needed for a fit")
+    busy = after >= np.median(after)
+    return fit_tokens_per_s(before[busy].tolist(), (before[busy] / after[busy]).tolist()), int(busy.sum())
+
+
+def traffic_row(trace: Trace) -> Row:
+    """What a trace holds, in words a reader of a table understands."""
+    tokens = trace.total_input_tokens
+    duration = trace.duration_s
+    curve = hit_curve(trace, count="tokens")
+    return {
+        "origin": trace.origin,
+        "requests": f"{trace.requests:,}",
+        "minutes": "not recorded" if duration is None else f"{duration / 60:,.0f}",
+        "prompt tokens": f"{tokens:,}",
+        "never seen before": f"{100 * (1 - curve.ceiling):.1f} % of prompt tokens",
+        "mean prompt": f"{tokens / trace.requests:,.0f} tokens",
+        "mean output": f"{trace.output_tokens.mean():,.0f} tokens",
+        "block": f"{trace.block_tokens} tokens",
+        "left out by the reader": str(sum(trace.skipped.values())),
+        "assumed": "; ".join(trace.notes) or "nothing",
+    }
+
+
+def figures_of(case: CostBenefit, tier: HostTier, tiers: Sequence[HostTier]) -> list[tuple[str, object, str]]:
+    """(name, value, unit) of what a run records."""
+    knee = case.knee(tiers)
+    found: list[tuple[str, object, str]] = [
+        ("requests", case.trace.requests, "requests"),
+        ("device_hit_rate", case.device_rate, "share of prompt tokens"),
+        ("hit_rate", case.rate(tier.tokens), "share of prompt tokens"),
+        ("ceiling", case.curve.ceiling, "share of prompt tokens"),
+        ("setting", tier.label, ""),
+        ("host_tokens", tier.tokens, "tokens a rank"),
+        ("host_bytes", tier.host_bytes, "bytes"),
+        ("verdict", tier.verdict, ""),
+        ("knee", knee.label if knee else f"none up to {tiers[-1].label}", ""),
+    ]
+    saved = case.savings(tier.tokens)
+    if saved is not None:
+        found.append(("saved_prefill_tokens", saved.saved_tokens, "tokens"))
+        found.append(("ttft_saved_mean_s", saved.ttft_saved_mean_s, "seconds"))
+    return found
+
+
+def conclusion(case: CostBenefit, tier: HostTier, tiers: Sequence[HostTier] = ()) -> str:
+    """What a setting is worth, in some sentences with numbers, as Markdown.
+
+    Args:
+        case: the trace behind the launch.
+        tier: the setting.
+        tiers: the settings compared, ascending; a smaller one that does the same is named, and the knee.
+    """
+    rate = case.rate(tier.tokens)
+    gain, possible = rate - case.device_rate, case.curve.ceiling - case.device_rate
+    if possible < _NOTHING:
+        share = "the device pool alone already has what an unlimited cache would have"
+    else:
+        share = f"{100 * gain / possible:.0f} % of the {100 * possible:.1f} that an unlimited cache would add"
+    sentences = [
+        *_unfit(case, tier),
+        f"**{tier.label}** ({gb(tier.host_bytes):,.0f} GB on the host, {tier.verdict}) raises the hit rate of this "
+        f"traffic from {100 * case.device_rate:.1f} % to {100 * rate:.1f} % under {case.policy}: "
+        f"**{100 * gain:.1f} points**, {share}.",
+        *_cheaper(case, tier, tiers),
+        *_half(case, possible),
+    ]
+    found = case.savings(tier.tokens)
+    if found is not None:
+        sentences.append(
+            f"It saves {found.saved_tokens:,} prefill tokens over the trace and "
+            f"{1000 * found.ttft_saved_mean_s:.0f} ms of TTFT on average (loads subtracted, queueing not counted)."
+        )
+    return " ".join(sentences)
+
+
+def _unfit(case: CostBenefit, tier: HostTier) -> list[str]:
+    """A setting that the host cannot give is a what-if, and is called so before its numbers."""
+    if case.question.host is None or tier.verdict in ("FITS", "TIGHT"):
+        return []
+    if case.safe is None:
+        return ["**No host tier fits this host**; the numbers are those of a larger one."]
+    return [f"**This host cannot give that**; the largest that fits is {case.safe.label}."]
+
+
+def _cheaper(case: CostBenefit, tier: HostTier, tiers: Sequence[HostTier]) -> list[str]:
+    """The smallest setting that does as much, and where the curve bends."""
+    said = []
+    least = case.rate(tier.tokens) - _NOTHING
+    same = next((one for one in tiers if one.host_bytes < tier.host_bytes and case.rate(one.tokens) >= least), None)
+    if same is not None:
+        saved = gb(tier.host_bytes - same.host_bytes)
+        said.append(f"**{same.label}** does the same with {saved:,.0f} GB less.")
+    if len(tiers) > 1:
+        knee, last = case.knee(tiers), tiers[-1]
+        said.append(
+            f"The knee of the settings compared is {knee.label}."
+            if knee
+            else f"The settings compared have no knee: up to {last.label} a further byte buys at least the average."
+            if case.rate(last.tokens) - case.rate(tiers[0].tokens) >= _NOTHING
+            else "The settings compared all do the same."
+        )
+    return said
+
+
+def _half(case: CostBenefit, possible: float) -> list[str]:
+    """What half of an unlimited cache's gain would take on the host."""
+    needed = case.curve.blocks_for(case.device_rate + possible / 2)
+    if needed is None or possible < _NOTHING:
+        return []
+    tokens = needed * case.curve.block_tokens
+    if case.policy is WritePolicy.WRITE_BACK:
+        tokens = max(tokens - case.device_tokens, 0)  # the device pool holds a part of them
+    cost = gb(tokens * case.host_bytes_per_token)
+    return [f"Half of what an unlimited cache would add takes a host tier of {tokens:,} tokens, {cost:,.0f} GB."]
+
+
+def _axes(tiers: Sequence[HostTier]) -> tuple[list[int], list[int]]:
+    return [tier.tokens for tier in tiers], [tier.host_bytes for tier in tiers]

@@ -1,0 +1,176 @@
+"""One door for every trace file: look at its beginning, take the reader that knows it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.traffic.traces import files
+from hicache_lab.traffic.traces.hashed import read_hashed
+from hicache_lab.traffic.traces.lengths import (
+    looks_like_lengths,
+    read_bench_serving,
+    read_lengths_csv,
+    refuse_bench_multiturn,
+)
+from hicache_lab.traffic.traces.prompts import PROMPT_KEYS, Tokenizer, read_prompts
+from hicache_lab.traffic.traces.request_logs import FINISHED, read_request_log
+from hicache_lab.traffic.traces.trace import Trace
+
+FORMATS = {
+    "mooncake": "JSONL with hash_ids (Mooncake, Qwen-Bailian, kvcache-simulator)",
+    "prompts": "JSONL or JSON with prompt, messages, conversations or token ids",
+    "sglang-log": "an SGLang log with --log-requests --log-requests-level 3",
+    "lengths-csv": "CSV with prompt and output lengths (Azure, BurstGPT): no prefix information",
+    "bench-serving": "bench_serving's result file with --output-details: no prefix information",
+}
+_LOOKED_AT = 400
+_PAGE = 64
+
+
+def sniff(path: Path) -> str:
+    """Name the format of a file by its first lines.
+
+    Raises:
+        InputError: none of the known formats.
+    """
+    beginning = list(islice(files.lines(path), _LOOKED_AT))
+    if not beginning:
+        raise InputError(f"{path}: is empty")
+    first = beginning[0][1].strip()
+    if looks_like_lengths(first):
+        return "lengths-csv"
+    if first.startswith("[") and not _is_stamped(first):
+        return "prompts"
+    # a first line may be broken or a remark: its reader reports it, the others tell which reader that is
+    objects = [line for _, line in beginning if line.lstrip().startswith("{")]
+    for find in (_json_format, _broken_format):
+        for line in objects:
+            found = find(path, line)
+            if found:
+                return found
+    if any(FINISHED in line or '"request.finished"' in line for _, line in beginning):
+        return "sglang-log"
+    known = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
+    raise InputError(f"{path}: none of the known trace formats ({known}); name it with --format if it is one")
+
+
+def _is_stamped(first: str) -> bool:
+    return first[1:5].isdigit()
+
+
+def _json_format(path: Path, first: str) -> str | None:
+    try:
+        record = json.loads(first)
+    except ValueError:
+        return None
+    keys = set(record)
+    if isinstance(record.get("body"), dict):
+        keys |= set(record["body"])
+    if "hash_ids" in keys:
+        return "mooncake"
+    if "summary" in keys and "tag" in keys:
+        raise refuse_bench_multiturn(path)
+    if "event" in keys or "obj" in keys:
+        return "sglang-log"
+    if "input_lens" in keys or {"request_throughput", "total_input_tokens"} <= keys:
+        return "bench-serving"
+    if keys & PROMPT_KEYS:
+        return "prompts"
+    return None
+
+
+def _broken_format(_path: Path, line: str) -> str | None:
+    """What a line that is no JSON names tells which reader must report it."""
+    if '"hash_ids"' in line:
+        return "mooncake"
+    return "prompts" if any(f'"{key}"' in line for key in PROMPT_KEYS - {"text"}) else None
+
+
+def read_trace(
+    path: Path | str,
+    *,
+    format: str = "auto",
+    block_tokens: int | None = None,
+    tokenizer: Tokenizer | None = None,
+    sessions_at_once: int = 8,
+    skip_bad: bool = False,
+) -> Trace:
+    """Read any trace file.
+
+    Args:
+        path: the file; plain, gzip or zstandard; "-" or a pipe is kept in a temporary file while it is read.
+        format: one of ``FORMATS``, or "auto".
+        block_tokens: tokens a block; None: the file's own, or a page of 64 tokens for prompts.
+        tokenizer: for text prompts (``prompts.load_tokenizer``).
+        sessions_at_once: for conversations without times.
+        skip_bad: count bad records instead of stopping at the first.
+
+    Raises:
+        UsageError: an unknown format name, no such file.
+        InputError: the file is not what it should be; names file and line.
+    """
+    with on_disk(Path(path)) as kept:
+        if kept != Path(path):
+            return _piped(Path(path), kept, format, block_tokens, tokenizer, sessions_at_once, skip_bad)
+    path = Path(path)
+    if format != "auto" and format not in FORMATS:
+        raise UsageError(f"--format: expected auto or one of {', '.join(FORMATS)}, got {format!r}")
+    if block_tokens is not None and block_tokens < 1:
+        raise UsageError(f"--block-tokens: expected a whole number of at least 1, got {block_tokens}")
+    kind = sniff(path) if format == "auto" else format
+    if kind == "mooncake":
+        return read_hashed(path, block_tokens=block_tokens, skip_bad=skip_bad)
+    if kind == "prompts":
+        return read_prompts(
+            path,
+            block_tokens=block_tokens or _PAGE,
+            tokenizer=tokenizer,
+            sessions_at_once=sessions_at_once,
+            skip_bad=skip_bad,
+        )
+    if kind == "sglang-log":
+        return read_request_log(path, block_tokens=block_tokens or _PAGE, tokenizer=tokenizer, skip_bad=skip_bad)
+    if kind == "lengths-csv":
+        return read_lengths_csv(path, skip_bad=skip_bad)
+    return read_bench_serving(path, skip_bad=skip_bad)
+
+
+@contextmanager
+def on_disk(path: Path) -> Iterator[Path]:
+    """A stream cannot be looked at first and read then: it is kept in a file for that time. Files stay as they are."""
+    if str(path) != "-" and not path.is_fifo() and not path.is_char_device():
+        yield path
+        return
+    with tempfile.NamedTemporaryFile(prefix="hicache-lab-trace-") as kept:
+        if str(path) == "-":
+            shutil.copyfileobj(sys.stdin.buffer, kept)
+        else:
+            with path.open("rb") as stream:
+                shutil.copyfileobj(stream, kept)
+        kept.flush()
+        try:
+            yield Path(kept.name)
+        except InputError as error:
+            raise InputError(str(error).replace(kept.name, stream_name(path))) from None
+
+
+def stream_name(path: Path) -> str:
+    """What a person calls it."""
+    return "standard input" if str(path) == "-" else path.name
+
+
+def _piped(path: Path, kept: Path, *reading: Any) -> Trace:
+    names = ("format", "block_tokens", "tokenizer", "sessions_at_once", "skip_bad")
+    trace = read_trace(kept, **dict(zip(names, reading, strict=True)))
+    notes = tuple(note.replace(str(kept), stream_name(path)) for note in trace.notes)
+    return replace(trace, origin=f"measured: {stream_name(path)}", notes=notes)

@@ -1,0 +1,347 @@
+"""The sections of a postmortem."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from hicache_lab import __version__
+from hicache_lab.base.units import GB, format_both, format_gb
+from hicache_lab.forensics.cases import Case, alternatives, audit
+from hicache_lab.forensics.incident import Facts
+from hicache_lab.forensics.incident.diagnosis import also_in
+from hicache_lab.forensics.incident.facts import Evidence, RunFacts, run_facts
+from hicache_lab.forensics.incident.findings import Finding
+from hicache_lab.forensics.logs import events as ev
+from hicache_lab.preflight import corrected_line, explain
+from hicache_lab.sglang.launch import parse_launch
+from hicache_lab.sglang.releases import first_release_with
+from hicache_lab.views.figures.incident import incident_figure
+from hicache_lab.views.report.document import Bullets, Code, Document, FigureBlock, Heading, Paragraph, Room, Table
+from hicache_lab.views.report.postmortem import Postmortem
+
+_EXCERPT = 12
+_SPARKS = " ▁▂▃▄▅▆▇█"
+
+
+def to_document(post: Postmortem) -> Document:
+    """The document, ready to edit."""
+    document = Document(post.title)
+    for part in (_head, _summary, _impact, _timeline, _cause, _evidence, _factors, _caught, _actions, _unknown):
+        part(post, document)
+    return document
+
+
+def _head(post: Postmortem, document: Document) -> None:
+    runs = post.facts.log.runs
+    times = [at for run in runs for at in (run.first, run.last) if at is not None]
+    first = post.diagnosis.first
+    rows = [
+        (
+            "when",
+            f"{min(times):%Y-%m-%d %H:%M:%S} – {_clock(max(times), times)} ({post.timezone}, as printed)"
+            if times
+            else "the logs carry no time",
+        ),
+        ("root cause", f"{first.cause} ({first.confidence} confidence)" if first else "none found"),
+        ("release", _release(post)),
+        ("files", "; ".join(f"{name} ({what}, {post.origin})" for name, what in post.files)),
+        ("written by", f"hicache-lab {__version__} from these files; edit freely"),
+        ("reviewed by", "…"),
+    ]
+    document.add(Table(("", ""), tuple(rows)))
+    if post.origin != "measured":
+        document.add(
+            Paragraph(
+                f"The files are {post.origin}: they were rebuilt from what people reported, and the figures read "
+                f"from them are too."
+            )
+        )
+
+
+def _release(post: Postmortem) -> str:
+    if post.case is not None and "sglang_version" in post.case.facts:
+        fact = post.case.facts["sglang_version"]
+        return f"{fact.value} ({fact.origin})"
+    shown = next((seen.release for seen in run_facts(post.facts)), "not known")
+    return shown if post.facts.stated_release else f"{shown} (from the log's wording)"
+
+
+def _summary(post: Postmortem, document: Document) -> None:
+    document.add(Heading("Summary"))
+    first = post.diagnosis.first
+    if first is None:
+        document.add(
+            Paragraph(
+                f"No cause was found. {post.diagnosis.recognised_lines:,} statements were recognised in "
+                f"{post.diagnosis.lines:,} lines; what was looked for is listed under “What is not known”."
+            )
+        )
+    else:
+        document.add(Paragraph(first.explanation), Paragraph(f"What to do: {first.remedy}.{_comfortable(post)}"))
+    document.add(Room("In two sentences for readers who do not run inference servers:"))
+
+
+def _comfortable(post: Postmortem) -> str:
+    advice = post.advice
+    if advice is None or advice.size_gb is None or post.answer is None or post.answer.verdict == "FITS":
+        return ""
+    ratio = f" or --hicache-ratio {advice.ratio:g}" if advice.ratio is not None else ""
+    return f" With room to spare besides (as hicache-lab max advises): --hicache-size {advice.size_gb}{ratio}."
+
+
+def _impact(post: Postmortem, document: Document) -> None:
+    document.add(Heading("Impact"))
+    rows = []
+    times = [at for run in post.facts.log.runs for at in (run.first, run.last) if at is not None]
+    for seen in run_facts(post.facts):
+        run = seen.run
+        ready = run.milestone("ready")
+        state = f"ready at {_clock(ready.at, times)}" if ready and ready.at else "never ready"
+        if run.batches.prefill or run.batches.decode:
+            state = f"served {run.batches.prefill:,} prefill and {run.batches.decode:,} decode batches"
+        ended = len(seen.kills) or len(seen.deaths)
+        rows.append(
+            (str(run.index), state, f"{ended} killed" if ended else "none killed", f"{run.counts['retraction']}")
+        )
+    document.add(Table(("launch", "state", "processes", "retractions"), tuple(rows)))
+    low = post.facts.lowest_left()
+    if low is not None and low.left_bytes is not None:
+        used = f", {format_gb(low.in_use_bytes)} in use" if low.in_use_bytes is not None else ""
+        document.add(
+            Paragraph(
+                f"Least memory left: {format_gb(low.left_bytes)}{used} ({post.origin}, "
+                f"{Path(low.where.file).name}:{low.where.line})."
+            )
+        )
+    document.add(Room("Who was affected, for how long, and what it cost:"))
+
+
+def _timeline(post: Postmortem, document: Document) -> None:
+    document.add(Heading("Timeline"))
+    figure = incident_figure(post.facts, post.moments, source=post.origin)
+    if figure is not None:
+        document.add(FigureBlock(figure, f"Times in {post.timezone}, as printed; {post.origin}.", _sketch(post.facts)))
+    rows = []
+    times = [moment.at for moment in post.moments if moment.at]
+    for moment in post.moments:
+        when = _clock(moment.at, times) if moment.at else "no time"
+        quote = f": {moment.quote}" if moment.quote else ""
+        rows.append((when, moment.source, f"{moment.what}{quote}", _place(moment.evidence)))
+    document.add(Table((f"time ({post.timezone})", "who says so", "what", "where"), tuple(rows)))
+    if post.case is not None and post.case.timeline:
+        document.add(Heading("As people told it", 3))
+        steps = tuple((str(moment.step), moment.what, moment.origin) for moment in post.case.timeline)
+        document.add(Table(("step", "what", "origin"), steps))
+    document.add(Room("Decisions and hand-overs that no log shows:"))
+
+
+def _clock(at: datetime, among: Sequence[datetime]) -> str:
+    """The time of day; with its date where the times are of several days."""
+    return f"{at:%H:%M:%S}" if len({one.date() for one in among}) < 2 else f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def _sketch(facts: Facts) -> str:
+    used = [s.in_use_bytes for s in facts.memory if s.in_use_bytes is not None]
+    total = facts.total
+    if len(used) < 2 or total is None:
+        return ""
+    step = max(len(used) // 60, 1)
+    picked = used[::step]
+    bars = "".join(_SPARKS[min(round(value / total.bytes * (len(_SPARKS) - 1)), len(_SPARKS) - 1)] for value in picked)
+    return (
+        f"memory in use, 0 … {format_gb(total.bytes, 0)}\n{bars}\n{format_gb(used[0], 0)} at first, "
+        f"{format_gb(max(used), 0)} at most"
+    )
+
+
+def _place(evidence: Evidence) -> str:
+    return f"{Path(evidence.file).name}:{evidence.line}"
+
+
+def _cause(post: Postmortem, document: Document) -> None:
+    document.add(Heading("Root cause"))
+    first = post.diagnosis.first
+    if first is None:
+        document.add(Paragraph("Not shown by these files."))
+        return
+    document.add(Paragraph(f"{first.cause} ({first.confidence} confidence). {first.explanation}"))
+    seen = next(one for one in run_facts(post.facts) if one.run.index == first.run)
+    rows = _arithmetic(seen, post.origin)
+    if rows:
+        document.add(Heading("The arithmetic", 3), Table(("what", "amount", "from"), rows))
+    if post.answer is not None:
+        document.add(
+            Paragraph(
+                "What the check and the host see, computed from the launch line by the same rules as hicache-lab "
+                "preflight:"
+            ),
+            Code(explain(post.answer, post.advice)),
+        )
+
+
+def _arithmetic(seen: RunFacts, origin: str) -> tuple[tuple[str, str, str], ...]:
+    rows: list[tuple[str, str, str]] = []
+    ranks = seen.run.ranks
+    if seen.size_gb and ranks:
+        total = round(seen.size_gb * GB * ranks)
+        rows.append(("asked by one rank", f"{seen.size_gb:g} GB", "--hicache-size"))
+        rows.append(("asked by all", f"{ranks} × {seen.size_gb:g} GB = {format_both(total)}", "computed"))
+    elif seen.run.host_pools:
+        rows.append(("asked by all ranks shown", format_both(seen.run.host_bytes), f"log, {origin}"))
+        if seen.run.projected_host_bytes != seen.run.host_bytes:
+            rows.append(
+                ("asked by all", format_both(seen.run.projected_host_bytes), "computed: ranks not shown taken alike")
+            )
+    for refusal in list(seen.run.of(ev.HostRefusal))[:1]:
+        if refusal.requested_bytes is not None and refusal.free_bytes is not None:
+            text = f"{format_gb(refusal.requested_bytes)} asked, {format_gb(refusal.free_bytes)} free"
+            rows.append(("refused", text, f"log, {origin}"))
+    if seen.available is not None:
+        rows.append(("available when the pools were asked for", format_gb(seen.available.bytes), seen.available.source))
+        rows.append(("less the reserve of 10 GiB", format_gb(seen.available.bytes - seen.reserve_bytes), "computed"))
+    for name, amount in (("RAM of the host", seen.facts.total), ("the container's limit", seen.facts.container_limit)):
+        if amount is not None:
+            rows.append((name, format_gb(amount.bytes), amount.source))
+    if seen.run.device_tokens:
+        rows.append(("device tokens of one rank", f"{seen.run.device_tokens:,}", f"log, {origin}"))
+    return tuple(rows)
+
+
+def _evidence(post: Postmortem, document: Document) -> None:
+    document.add(Heading("Evidence"))
+    for finding, others in post.diagnosis.grouped():
+        launch = f", launch {finding.run}{also_in(others)}" if len(post.facts.log.runs) > 1 else ""
+        document.add(Heading(f"{finding.cause} ({finding.role}, {finding.confidence} confidence{launch})", 3))
+        lines = [f"{_place(evidence)}  {evidence.text}" for evidence in finding.evidence[:_EXCERPT]]
+        more = len(finding.evidence) - _EXCERPT
+        document.add(Code("\n".join([*lines, *([f"… and {more} more lines"] if more > 0 else [])])))
+    if not post.diagnosis.findings:
+        document.add(Paragraph("None."))
+
+
+def _factors(post: Postmortem, document: Document) -> None:
+    document.add(Heading("Contributing factors and consequences"))
+    rest = [finding for finding, _ in post.diagnosis.grouped()][1:]
+    if rest:
+        document.add(Table(("what", "role", "explanation"), tuple((f.cause, f.role, f.explanation) for f in rest)))
+    document.add(
+        Room("How the people involved came to believe what they believed (documentation, help texts, habits):")
+    )
+
+
+def _caught(post: Postmortem, document: Document) -> None:
+    document.add(Heading("What would have caught it"))
+    if post.answer is None:
+        document.add(
+            Paragraph(f"hicache-lab preflight, before the launch. It cannot be shown here: {post.why_no_answer}.")
+        )
+        return
+    question, config = post.answer.question, post.answer.question.config
+    words = ["hicache-lab", "preflight", "--sglang-version", str(config.sglang_version)]
+    if question.host is not None:
+        words += [
+            "--host-ram",
+            f"{question.host.total_bytes / GB:g}GB",
+            "--available",
+            f"{question.host.available_bytes / GB:g}GB",
+        ]
+    if question.overhead_bytes:
+        words += ["--overhead", f"{question.overhead_bytes / GB:g}GB"]
+    if question.device.tokens:
+        words += ["--device-tokens", str(question.device.tokens)]
+    document.add(
+        Paragraph(
+            f"One command before the launch. It answers {post.answer.verdict}; exit code 3 stops a start script:"
+        ),
+        Code(" ".join(shlex.quote(word) for word in words) + f" \\\n    -- {post.line}"),
+    )
+    since = first_release_with("guard_divides_by_ranks", True)
+    if not question.rules.guard_divides_by_ranks:
+        document.add(
+            Paragraph(
+                f"A server of {since} or later refuses such a launch by itself: its check divides by the ranks on "
+                f"the host."
+            )
+        )
+
+
+def _actions(post: Postmortem, document: Document) -> None:
+    document.add(Heading("Action items"))
+    causes = [finding for finding, _ in post.diagnosis.grouped() if finding.role != "consequence"]
+    rows = [(f"{number}", remedy, "…", "…") for number, remedy in enumerate(_remedies(causes), 1)]
+    rows.append((f"{len(rows) + 1}", "run hicache-lab preflight in the start script, before the server", "…", "…"))
+    rows.append(
+        (
+            f"{len(rows) + 1}",
+            "keep a memory series for the next time: hicache-lab watch --sglang --output watch.jsonl",
+            "…",
+            "…",
+        )
+    )
+    document.add(Table(("", "what", "who", "until"), tuple(rows)))
+    if post.answer is not None and post.advice is not None:
+        config = parse_launch(post.line) if post.case is not None and post.line else post.answer.question.config
+        corrected = corrected_line(post.answer, post.advice, config)
+        if corrected:
+            document.add(Paragraph("The launch line corrected, with room to spare:"), Code(corrected))
+    if post.case is not None:
+        _alternatives(post.case, document)
+
+
+def _remedies(findings: Iterable[Finding]) -> list[str]:
+    """Each remedy once; of one that only adds to another, what it adds."""
+    said: list[str] = []
+    for finding in findings:
+        remedy = finding.remedy
+        for earlier in said:
+            remedy = remedy.removeprefix(earlier).lstrip("; ").removeprefix("or ")
+        if remedy:
+            said.append(remedy)
+    return said
+
+
+def _alternatives(case: Case, document: Document) -> None:
+    """Other ways to the goal: a postmortem that only resizes the host pool has not looked at all of them."""
+    rows = [
+        (
+            one.flag,
+            one.since,
+            f"{one.device_tokens:,}" if one.device_tokens else "–",
+            one.what,
+        )
+        for one in alternatives(case)
+    ]
+    document.add(Heading("Alternatives", 3), Table(("flag", "since", "device tokens", "what it does"), tuple(rows)))
+    if (case.folder / "claims.json").exists():
+        claims = tuple((str(result.step), result.claim, result.status, result.recomputed) for result in audit(case))
+        document.add(
+            Heading("Conclusions of the time, computed again", 3),
+            Table(("step", "claim", "status", "recomputed"), claims),
+        )
+
+
+def _unknown(post: Postmortem, document: Document) -> None:
+    document.add(Heading("What is not known"))
+    items = list(post.case.not_known) if post.case is not None else []
+    if post.facts.total is None:
+        items.append("how much RAM the host has")
+    if not post.facts.memory:
+        items.append("memory over time: no series was given")
+    if not post.facts.kernel:
+        items.append("what the kernel did: no kernel log was given")
+    if post.diagnosis.warning:
+        items.append(post.diagnosis.warning)
+    if post.why_no_answer:
+        items.append(f"what preflight would have said: {post.why_no_answer}")
+    assumed = [name for name, fact in post.case.facts.items() if fact.origin == "assumed"] if post.case else []
+    if assumed:
+        items.append(f"assumed, because nobody said: {', '.join(assumed)}")
+    document.add(Bullets(tuple(items) or ("nothing that the rules ask for",)))
+    missing = tuple((cause, looks_for) for cause, looks_for in post.diagnosis.not_found())
+    document.add(
+        Paragraph("Looked for in these files and not found:"), Table(("cause", "what would have shown it"), missing)
+    )
+    document.add(Room("Open questions:"))
