@@ -64,7 +64,7 @@ def test_structures_is_short_and_is_the_layer_table() -> None:
     text = (ROOT / "docs" / "structures.md").read_text()
     assert len(text.splitlines()) <= 80
     table = text.split("\n\n")[2]
-    assert tuple(line.split()[0] for line in table.splitlines()) == WINGS
+    assert [line.split()[0] for line in table.splitlines()] == list(WINGS)
 
 
 def test_the_licence_is_apache_2() -> None:
