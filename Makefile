@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 BIN := .venv/bin
 LAB := $(BIN)/python -m hicache_lab
 # all offline: 06 and 07 show recorded runs until they are given a server or a grid
-LAB_NOTEBOOKS := $(sort $(wildcard notebooks/0[1-8]_*.ipynb))
+LAB_NOTEBOOKS := $(sort $(wildcard notebooks/[0-9][0-9]_*.ipynb))
 PYTEST_ARGS ?=
 
 .PHONY: help lab test lint types jupyter bench e2e conformance constraints clean venv venv-dev

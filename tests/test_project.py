@@ -3,6 +3,7 @@
 import re
 import sys
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,12 @@ def test_every_command_of_the_makefile_is_there() -> None:
 def test_pre_commit_runs_what_make_test_runs() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     assert {hook["id"] for hook in hooks} == {"ruff", "ruff-format", "mypy", "nbstripout", "codespell"}
+
+
+def test_make_lab_runs_every_notebook() -> None:
+    pattern = re.search(r"wildcard ([^)]+)\)", (ROOT / "Makefile").read_text())
+    assert pattern is not None
+    notebooks = {path.name for path in ROOT.glob("notebooks/*.ipynb")}
+    assert {path.name for path in ROOT.glob(pattern[1])} == notebooks
+    # and the next one, whatever its number
+    assert fnmatch("notebooks/19_next.ipynb", pattern[1])
