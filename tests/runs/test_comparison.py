@@ -400,6 +400,7 @@ def test_without_a_browser_figures_are_html_and_say_so(tmp_path: Path, monkeypat
 
 
 @pytest.mark.browser
+@pytest.mark.usefixtures("browser_or_skip")
 def test_with_a_browser_figures_are_images(tmp_path: Path) -> None:
     figure = comparison_figure(compare(runs("a", "ttft_p50_ms", [1])))
     written = write_figures({"settings": figure, "again": figure}, tmp_path)

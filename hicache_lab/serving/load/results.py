@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hicache_lab.base.errors import HostError
+from hicache_lab.base.errors import HostError, InputError
 from hicache_lab.serving.load.pace import Lag
+from hicache_lab.serving.load.tables import records_of, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -223,15 +226,11 @@ class LoadResult:
 
     def requests_frame(self) -> pd.DataFrame:
         """One row a request; ``itl_s`` and ``output_ids`` are lists."""
-        from hicache_lab.serving.load.files import frame
-
-        return frame(RequestRecord, self.records)
+        return table_of(RequestRecord, self.records)
 
     def samples_frame(self) -> pd.DataFrame:
         """One row a sample of the server's counters."""
-        from hicache_lab.serving.load.files import frame
-
-        return frame(ServerSample, self.samples)
+        return table_of(ServerSample, self.samples)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but the records and samples, JSON-ready."""
@@ -264,8 +263,6 @@ class LoadResult:
         Raises:
             HostError: the disk is full or the folder cannot be written; what was there before is untouched.
         """
-        from hicache_lab.serving.load.files import written_whole
-
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False)
         requests, samples = self.requests_frame(), self.samples_frame()
         try:
@@ -276,3 +273,46 @@ class LoadResult:
         except OSError as error:
             reason = error.strerror or str(error)
             raise HostError(f"could not write the load's result into {folder}: {reason}") from error
+
+    @classmethod
+    def read(cls, folder: Path) -> LoadResult:
+        """Read what ``write`` wrote.
+
+        Raises:
+            InputError: a file is missing, damaged or of another schema; the message names it.
+        """
+        import pandas as pd
+
+        path = folder / "load.json"
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data.get("schema") != SCHEMA_VERSION:
+                raise InputError(f"{path}: schema {data.get('schema')!r}, this version reads {SCHEMA_VERSION}")
+            path = folder / "requests.parquet"
+            records = records_of(RequestRecord, pd.read_parquet(path))
+            path = folder / "metrics.parquet"
+            samples = records_of(ServerSample, pd.read_parquet(path))
+            path = folder / "load.json"
+            names = ("plan", "seed", "parameters", "base_url", "started_unix_s", "duration_s", "ended")
+            return cls(
+                **{name: data[name] for name in names},
+                records=records,
+                samples=samples,
+                lag=Lag(**data["lag"]),
+                notes=tuple(data["notes"]),
+            )
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{path}: expected a load's result as this package writes it; {error}") from error
+
+
+def written_whole(target: Path, write: Callable[[Path], object]) -> None:
+    """Write beside ``target`` and rename: it appears whole, or what was there stays."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    aside = Path(name)
+    try:
+        write(aside)
+        aside.chmod(0o644)
+        aside.rename(target)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from hicache_lab.base.resources import data_dir
 from hicache_lab.serving import load
 from hicache_lab.serving.client import SglangClient
 from hicache_lab.serving.client.description import Description
-from hicache_lab.serving.load.files import read_result, written_whole
+from hicache_lab.serving.load.results import written_whole
 from hicache_lab.serving.load.thread_loop import in_own_loop
 from hicache_lab.traffic.traces import read_trace
 
@@ -251,7 +251,7 @@ def read_run(folder: Path) -> ServerRun:
         raise InputError(
             f"{folder}: expected a measured run (with {DESCRIPTION_FILE}, load.json and two parquet files)"
         )
-    return ServerRun(Description.from_file(folder / DESCRIPTION_FILE), read_result(folder), folder)
+    return ServerRun(Description.from_file(folder / DESCRIPTION_FILE), load.LoadResult.read(folder), folder)
 
 
 def recorded_runs() -> tuple[Path, ...]:
