@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_lab.base.errors import UsageError
+from hicache_lab.forensics.prefill_rate import prefill_rate_of
 from hicache_lab.preflight import Question, ask
 from hicache_lab.sglang.launch import LaunchConfig, parse_launch, refusals
 from hicache_lab.sglang.launch.flags import known_flags
@@ -214,7 +215,10 @@ def rates(args: argparse.Namespace, about: Question | None) -> Rates | None:
             "time saved needs --prefill-tokens-per-s (or --rates-from-log), --load-back-gb-per-s, and --model for the "
             "bytes of a token"
         )
-    return rates_for(about, args.prefill_tokens_per_s or 0.0, args.load_back_gb_per_s, args.rates_from_log or "")
+    prefill, basis = args.prefill_tokens_per_s, "given"
+    if args.rates_from_log is not None:
+        prefill, basis = prefill_rate_of(args.rates_from_log)
+    return rates_for(about, prefill, args.load_back_gb_per_s, basis)
 
 
 def trace_record(trace: Trace) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hicache_lab.base.errors import InputError, UnknownFact
+from hicache_lab.base.errors import UnknownFact
 from hicache_lab.base.resources import data_dir
 from hicache_lab.base.units import GB, gb
 from hicache_lab.preflight import Question
@@ -26,7 +26,6 @@ from hicache_lab.traffic.cachesim import (
     ReplaySettings,
     Savings,
     WritePolicy,
-    fit_tokens_per_s,
     growth,
     hit_curve,
     replay,
@@ -37,7 +36,6 @@ from hicache_lab.traffic.cachesim import (
 from hicache_lab.traffic.traces import Trace, Workload, generate
 
 Row = Mapping[str, object]
-_LEAST_BATCHES = 4
 _NOTHING = 0.0005  # a hit rate that rounds to 0.0 %
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     # workloads of some minutes of one engine, for "what if my traffic looked like this"
@@ -286,50 +284,19 @@ def seed_rows(
 
 
 def rates_for(
-    question: Question, prefill_tokens_per_s: float, load_back_gb_per_s: float, log: str | Path = ""
+    question: Question, prefill_tokens_per_s: float, load_back_gb_per_s: float, basis: str = "given"
 ) -> Rates:
     """The server's speeds, with the bytes of a token on one rank taken from the launch.
 
     Args:
         question: the launch.
-        prefill_tokens_per_s: as given; not used where a log is.
+        prefill_tokens_per_s: tokens that the engine prefills in a second.
         load_back_gb_per_s: host to device, GB (1e9) a second of one rank.
-        log: a server log to fit the prefill rate from, or "".
+        basis: where the prefill rate comes from.
     """
     tier = host_tier(question, ratio=2.0)
     per_token = max(round(tier.per_rank_bytes / tier.tokens), 1)
-    if not log:
-        return Rates(prefill_tokens_per_s, load_back_gb_per_s * GB, per_token)
-    fitted, batches = prefill_rate_of(log)
-    basis = f"prefill rate fitted from {batches} batches of {Path(log).name}"
-    return Rates(fitted, load_back_gb_per_s * GB, per_token, basis)
-
-
-def prefill_rate_of(log: str | Path) -> tuple[float, int]:
-    """Fit the prefill rate from a server log: (tokens a second, batches used).
-
-    A ``Prefill batch`` line prints the tokens of the batch *before* it over the time since (sglang 0.5.10,
-    ``log_prefill_stats``), idle time included. So each line is paired with the batch before it, and the faster half,
-    where the engine did not wait for work, is fitted.
-
-    Raises:
-        InputError: fewer than four usable batches.
-    """
-    from hicache_lab.forensics.logs.collect import read_log
-
-    columns = read_log(log, columns=True).columns
-    rows = columns.columns("prefill") if columns is not None else {}
-    if not {"new_token", "input_throughput", "rank", "run"} <= set(rows):
-        raise InputError(f"{log}: holds no prefill batches with an input throughput; give --prefill-tokens-per-s")
-    mine = rows["rank"] == rows["rank"].min(initial=0)
-    tokens = rows["new_token"][mine].astype(np.float64)
-    speed, run = rows["input_throughput"][mine].astype(np.float64), rows["run"][mine]
-    usable = (tokens[:-1] > 0) & (speed[1:] > 0) & (run[1:] == run[:-1])
-    before, after = tokens[:-1][usable], speed[1:][usable]
-    if before.size < _LEAST_BATCHES:
-        raise InputError(f"{log}: {before.size} usable prefill batches, at least {_LEAST_BATCHES} are needed for a fit")
-    busy = after >= np.median(after)
-    return fit_tokens_per_s(before[busy].tolist(), (before[busy] / after[busy]).tolist()), int(busy.sum())
+    return Rates(prefill_tokens_per_s, load_back_gb_per_s * GB, per_token, basis)
 
 
 def traffic_row(trace: Trace) -> Row:

@@ -1,7 +1,5 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import GB
@@ -10,7 +8,6 @@ from hicache_lab.traffic.cachesim import (
     TierHits,
     WritePolicy,
     concurrent_requests,
-    fit_tokens_per_s,
     growth,
     hit_curve,
     savings,
@@ -65,13 +62,3 @@ def test_concurrency_is_a_matter_of_the_device_pool() -> None:
     assert concurrent_requests(116_000, 4_000) == 29
     with pytest.raises(UsageError, match="resident"):
         concurrent_requests(1, 0)
-
-
-@given(st.floats(100, 1e6), st.lists(st.floats(1, 1e5), min_size=2, max_size=20))
-def test_a_clean_rate_is_found_again(rate: float, tokens: list[float]) -> None:
-    assert fit_tokens_per_s(tokens, [count / rate for count in tokens]) == pytest.approx(rate, rel=1e-6)
-
-
-def test_a_rate_needs_two_prefills() -> None:
-    with pytest.raises(UsageError, match="at least two"):
-        fit_tokens_per_s([100, 0], [1, 1])

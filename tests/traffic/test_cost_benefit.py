@@ -1,10 +1,9 @@
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import GB
 from hicache_lab.preflight import Question, ask
 from hicache_lab.preflight.host_tiers import host_tier, host_tiers, largest_safe
@@ -169,23 +168,6 @@ def test_a_shipped_trace_is_found_by_name() -> None:
     assert cost_benefit.load_workload("cyclic_scan", items=3).requests == 12
     with pytest.raises(UsageError, match="no such trace file"):
         cost_benefit.load_workload("mooncake_nothing")
-
-
-def test_the_prefill_rate_comes_from_the_log(tmp_path: Path, question: Question) -> None:
-    line = "[2026-11-02 10:00:{:02d}] Prefill batch, #new-seq: 1, #new-token: {}, #cached-token: 0, token usage: 0.10, "
-    line += "#running-req: 0, #queue-req: 0, cuda graph: False, input throughput (token/s): {:.2f}"
-    # each line tells how fast the batch before it was: 20,000 tokens a second, and now and then a pause
-    tokens = [4000, 8192, 8192, 100, 8192, 6000, 8192, 8192, 8192, 500]
-    speeds = [0.0, *([20_000.0, 20_000.0, 20_000.0, 10.0] * 3)[: len(tokens) - 1]]
-    log = tmp_path / "server.log"
-    log.write_text("\n".join(line.format(i, t, s) for i, (t, s) in enumerate(zip(tokens, speeds, strict=True))) + "\n")
-    rate, batches = cost_benefit.prefill_rate_of(log)
-    assert rate == pytest.approx(20_000) and batches >= 5
-    rates = cost_benefit.rates_for(question, 1.0, 20, log)
-    assert rates.prefill_tokens_per_s == pytest.approx(20_000) and "server.log" in rates.basis
-    log.write_text(line.format(1, 5, 3.0) + "\n")
-    with pytest.raises(InputError, match="at least 4 are needed"):
-        cost_benefit.prefill_rate_of(log)
 
 
 def test_the_figure_shows_what_was_looked_up(case: CostBenefit) -> None:

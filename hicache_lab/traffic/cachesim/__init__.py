@@ -11,7 +11,6 @@ from hicache_lab.traffic.cachesim.savings import (
     Rates,
     Savings,
     concurrent_requests,
-    fit_tokens_per_s,
     growth,
     savings,
 )
@@ -33,7 +32,6 @@ __all__ = [
     "WritePolicy",
     "concurrent_requests",
     "curves",
-    "fit_tokens_per_s",
     "growth",
     "hit_curve",
     "hits_by_request",

@@ -150,16 +150,3 @@ def concurrent_requests(device_tokens: int, mean_resident_tokens: float) -> int:
     if mean_resident_tokens <= 0:
         raise UsageError(f"mean resident tokens: expected a number above 0, got {mean_resident_tokens}")
     return int(device_tokens / mean_resident_tokens)
-
-
-def fit_tokens_per_s(tokens: Sequence[float], seconds: Sequence[float]) -> float:
-    """Throughput that explains measured (tokens, seconds) pairs best: least squares through the origin.
-
-    Raises:
-        UsageError: fewer than two usable pairs.
-    """
-    done, took = np.asarray(tokens, np.float64), np.asarray(seconds, np.float64)
-    usable = (done > 0) & (took > 0)
-    if usable.sum() < 2:
-        raise UsageError("fitting a rate: expected at least two prefills with tokens and seconds")
-    return float((done[usable] ** 2).sum() / (done[usable] * took[usable]).sum())
