@@ -12,7 +12,7 @@ from hicache_lab.base.units import GB, parse_bytes
 from hicache_lab.host import HostMemory
 from hicache_lab.preflight.verdict import Question
 from hicache_lab.sglang.launch import LaunchConfig
-from hicache_lab.sglang.launch.config import FIELD_TYPES, FLAG_FIELDS
+from hicache_lab.sglang.launch.config import FIELD_TYPES, FLAG_FIELDS, check_type
 from hicache_lab.sglang.releases import rules_for
 from hicache_lab.sizing.geometry import ModelGeometry, load_geometry
 from hicache_lab.sizing.rank import DeviceFacts
@@ -59,7 +59,7 @@ def device_from_facts(facts: Mapping[str, Any]) -> DeviceFacts:
     """Device facts; tokens must be positive whole numbers, ``device_kv_gb`` GB (1e9) of KV on one rank."""
     for name in DEVICE_FACTS:
         value = facts.get(name)
-        _check_type(name, value, "float" if name == "device_kv_gb" else "int")
+        check_type(name, value, float if name == "device_kv_gb" else int)
         if value is not None and not 0 < value < _MOST_DEVICE:
             raise UsageError(f"--{name.replace('_', '-')}: expected a number above 0 and below 1e15, got {value}")
     kv_gb = facts.get("device_kv_gb")
@@ -97,7 +97,7 @@ def ask(
         UnknownFact: a model or release that is not known.
     """
     flags = {name: _whole(facts.pop(name), FIELD_TYPES[name]) for name in list(facts) if name in FLAG_FIELDS}
-    facts = {name: _whole(value, "int" if name in _WHOLE_FACTS else "") for name, value in facts.items()}
+    facts = {name: _whole(value, int if name in _WHOLE_FACTS else None) for name, value in facts.items()}
     known = (*HOST_FACTS, *DEVICE_FACTS, *OTHER_FACTS)
     for name in facts:
         if name not in known:
@@ -153,21 +153,9 @@ _AT_LEAST_ONE = {
 }
 
 
-def _whole(value: Any, kind: str) -> Any:
+def _whole(value: Any, kind: type | None) -> Any:
     """A whole number that JSON wrote as 8.0."""
-    return int(value) if kind == "int" and isinstance(value, float) and value.is_integer() else value
-
-
-_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
-_TYPE_WORDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
-
-
-def _check_type(name: str, value: object, kind: str) -> None:
-    """A fact or a flag of a case or a call is of the type that the command line would have read."""
-    kind = kind.split(" |", maxsplit=1)[0]
-    wrong = isinstance(value, bool) and kind in ("int", "float")
-    if value is not None and (wrong or not isinstance(value, _TYPES.get(kind, (object,)))):
-        raise UsageError(f"--{name.replace('_', '-')}: expected {_TYPE_WORDS[kind]}, got {str(value)[:60]!r}")
+    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
 def check_numbers(config: LaunchConfig) -> None:
@@ -177,7 +165,7 @@ def check_numbers(config: LaunchConfig) -> None:
         UsageError: names the flag.
     """
     for name, value in config.given():
-        _check_type(name, value, FIELD_TYPES[name])
+        check_type(name, value)
     for name, most in _AT_LEAST_ONE.items():
         value = getattr(config, name)
         if value is not None and value < 1:

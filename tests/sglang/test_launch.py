@@ -15,6 +15,7 @@ from hicache_lab.sglang.launch import (
     changed,
     flag_of,
     flags_unknown_to,
+    launch_from_flags,
     parse_launch,
     parse_launches,
     parse_server_args,
@@ -173,7 +174,7 @@ def test_what_no_size_depends_on_may_stay_a_variable() -> None:
 def test_every_field_is_an_option_of_the_server() -> None:
     assert [name for name in FLAG_FIELDS if flag_of(name) not in known_flags()] == []
     assert [name for name in FLAG_FIELDS if known_flags()[flag_of(name)].field != name] == []
-    switches = [name for name in FLAG_FIELDS if FIELD_TYPES[name] == "bool"]
+    switches = [name for name in FLAG_FIELDS if FIELD_TYPES[name] is bool]
     assert {known_flags()[flag_of(name)].arity for name in switches} == {"0"}
 
 
@@ -724,12 +725,12 @@ def test_a_dump_renders_its_fields() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hicache_sise": 4}, "hicache_sise: no flag of a launch; did you mean hicache_size?"),
+        ({"hicache_sise": 4}, "hicache_sise: not a flag of a launch; did you mean hicache_size?"),
         ({"hicache_size": "48GB"}, "--hicache-size: expected a whole number of GB"),
         ({"tp_size": 1.5}, "--tp-size: expected a whole number"),
         ({"hicache_size": True}, "--hicache-size: expected a value, got True"),
         ({"enable_hierarchical_cache": 1}, "expected True, False or None"),
-        ({"other": ()}, "other: no flag"),
+        ({"other": ()}, "other: not a flag"),
     ],
 )
 def test_a_bad_change_is_refused(changes: dict[str, object], message: str) -> None:
@@ -749,11 +750,11 @@ words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), m
     lambda text: not text.startswith("-") and not re.match(r"[\u2012-\u2015\u2212]", text)
 )
 values = {
-    "str": words,
-    "int": st.integers(-5, 10**9),
-    "float": st.floats(allow_nan=False, allow_infinity=False),
-    "bool": st.just(True),
-    "float | int": st.one_of(st.integers(0, 5000), st.floats(0.5, 5000).filter(lambda x: x != int(x))),
+    str: words,
+    int: st.integers(-5, 10**9),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    bool: st.just(True),
+    "hicache_size": st.one_of(st.integers(0, 5000), st.floats(0.5, 5000).filter(lambda x: x != int(x))),
 }
 others = st.one_of(
     st.tuples(st.just("--trust-remote-code"), st.none()),
@@ -767,7 +768,7 @@ names = st.sampled_from(["A", "SGLANG_X", "CUDA_VISIBLE_DEVICES"])
 @st.composite
 def configs(draw: st.DrawFn) -> LaunchConfig:
     chosen = draw(st.sets(st.sampled_from(FLAG_FIELDS), max_size=8)) | {"model"}
-    given_values = {name: draw(values[FIELD_TYPES[name]]) for name in sorted(chosen)}
+    given_values = {name: draw(values.get(name, values[FIELD_TYPES[name]])) for name in sorted(chosen)}
     env = draw(st.dictionaries(names, words, max_size=2))
     return LaunchConfig(**given_values, other=tuple(draw(st.lists(others, max_size=3))), env=tuple(env.items()))
 
@@ -791,4 +792,34 @@ def test_any_paste_renders_any_change(pasted: LaunchConfig, wanted: LaunchConfig
 
 
 def test_every_field_kind_is_generated() -> None:
-    assert {FIELD_TYPES[f.name] for f in fields(LaunchConfig) if f.name in FLAG_FIELDS} == set(values)
+    kinds = {f.name if f.name in values else FIELD_TYPES[f.name] for f in fields(LaunchConfig) if f.name in FLAG_FIELDS}
+    assert kinds == set(values)
+
+
+@pytest.mark.parametrize(
+    ("argv", "fields_", "expected"),
+    [
+        (["--tp", "8", "--hicache-size=48"], {}, LaunchConfig(tp_size=8, hicache_size=48, sglang_version="0.5.8")),
+        (["--tp", "8"], {"model": "m", "tp_size": 4}, LaunchConfig("m", "0.5.8", tp_size=4)),
+        ([], {"model": "m", "enable_hierarchical_cache": True}, parse_launch("sglang serve m --enable-hier")),
+    ],
+)
+def test_a_launch_from_flags_alone(argv: list[str], fields_: dict[str, object], expected: LaunchConfig) -> None:
+    config = launch_from_flags(argv, sglang_version="0.5.8", **fields_)
+    assert config == replace(expected, sglang_version="0.5.8")
+    assert parse_launch(render(config), sglang_version="0.5.8") == config
+
+
+@pytest.mark.parametrize("argv", [["--tp-size", "two"], ["8"], ["--page-size"], ["--dis", "1"], ["--tp-size", "$TP"]])
+def test_flags_alone_are_checked_as_on_a_line(argv: list[str]) -> None:
+    with pytest.raises(UsageError) as alone:
+        launch_from_flags(argv)
+    with pytest.raises(UsageError) as line:
+        parse_launch(["python", "-m", "sglang.launch_server", *argv])
+    assert str(alone.value) == str(line.value)
+
+
+def test_config_file_of_flags_alone(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("tp-size: 4\n")
+    assert launch_from_flags(["--config", "run.yaml"], base_dir=tmp_path).tp_size == 4
+    assert "not read" in launch_from_flags(["--config", "run.yaml"]).notes[0]

@@ -1,10 +1,11 @@
 """A launch command line or a ``server_args=`` dump ⇄ ``LaunchConfig``, in SGLang's own flag names."""
 
+from hicache_lab.sglang.launch.build import changed, launch_from_flags
 from hicache_lab.sglang.launch.command import parse_launch, parse_launches
 from hicache_lab.sglang.launch.config import Container, LaunchConfig, Rejection, flag_of
 from hicache_lab.sglang.launch.dump import parse_server_args
 from hicache_lab.sglang.launch.flags import flags_unknown_to, refusals
-from hicache_lab.sglang.launch.render import changed, render
+from hicache_lab.sglang.launch.render import render
 
 __all__ = [
     "Container",
@@ -13,6 +14,7 @@ __all__ = [
     "changed",
     "flag_of",
     "flags_unknown_to",
+    "launch_from_flags",
     "parse_launch",
     "parse_launches",
     "parse_server_args",

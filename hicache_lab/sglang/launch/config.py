@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_args, get_type_hints
+
+from hicache_lab.base.errors import UsageError
 
 Value = str | tuple[str, ...] | None
 
@@ -212,9 +214,31 @@ class LaunchConfig:
 
 _NOT_FLAGS = {"sglang_version", "other", "env", "container", "notes", "source"}
 FLAG_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(LaunchConfig) if f.name not in _NOT_FLAGS)
-FIELD_TYPES: dict[str, str] = {
-    f.name: str(f.type).removesuffix(" | None") for f in fields(LaunchConfig) if f.name in FLAG_FIELDS
+_HINTS = get_type_hints(LaunchConfig)
+FIELD_TYPES: dict[str, type] = {
+    # bool, int, float or str; "float | int" (a size that was typed as 48 stays a whole number) counts as float
+    name: next(kind for kind in get_args(_HINTS[name]) if kind is not type(None))
+    for name in FLAG_FIELDS
 }
+_ACCEPTED: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
+_TYPE_TEXT = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def check_type(name: str, value: object, kind: type | None = None) -> None:
+    """Check that a value has the type that the command line would have read.
+
+    Args:
+        name: a field of ``LaunchConfig``, or the name of another fact together with its ``kind``.
+        value: the value; None is "not given" and always accepted.
+        kind: bool, int, float or str; None takes the field's own.
+
+    Raises:
+        UsageError: another type; names the option, what was expected and what came.
+    """
+    kind = FIELD_TYPES[name] if kind is None else kind
+    is_switch = isinstance(value, bool) and kind is not bool
+    if value is not None and (is_switch or not isinstance(value, _ACCEPTED[kind])):
+        raise UsageError(f"--{name.replace('_', '-')}: expected {_TYPE_TEXT[kind]}, got {str(value)[:60]!r}")
 
 
 def flag_of(field_name: str) -> str:

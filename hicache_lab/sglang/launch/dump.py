@@ -215,16 +215,15 @@ def parse_server_args(text: str) -> LaunchConfig:
 
 def _field_value(field: str, key: str, value: Any) -> Any:
     kind = FIELD_TYPES[field]
-    if value is None or (kind == "bool" and isinstance(value, bool)) or (kind == "str" and isinstance(value, str)):
+    if value is None or (kind in (bool, str) and isinstance(value, kind)):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != float("inf"):
-        if kind == "int" and value == int(value):
+        is_whole = value == int(value)
+        if is_whole and (kind is int or field == "hicache_size"):
             return int(value)
-        if kind == "float":
+        if kind is float:
             return float(value)
-        if field == "hicache_size":
-            return int(value) if value == int(value) else value
-    raise InputError(f"server_args: {key} is {str(value)[:60]!r}; expected {kind}")
+    raise InputError(f"server_args: {key} is {str(value)[:60]!r}; expected {kind.__name__}")
 
 
 def _other_value(key: str, value: Any) -> Value:

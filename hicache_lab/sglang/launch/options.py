@@ -158,17 +158,17 @@ def typed_value(target: str, text: str | None, flag: str) -> Any:
         UsageError: not of the field's type; names the option, what was expected and what came.
     """
     kind = FIELD_TYPES[target]
-    if kind == "bool":
+    if kind is bool:
         return True
     if text is None:
         raise UsageError(f"{flag}: expected a value, got nothing")
-    if kind == "str":
+    if kind is str:
         return text
     if target == "hicache_size":
         return _size_gb(text, flag)
-    number = _integer(text, target) if kind == "int" else _number(text)
+    number = _integer(text, target) if kind is int else _number(text)
     if number is None:
-        expected = "a whole number" if kind == "int" else "a finite number"
+        expected = "a whole number" if kind is int else "a finite number"
         hint = ", a variable that nothing has replaced" if re.search(r"\$\w|\$\{|%\w+%", text) else ""
         raise UsageError(f"{flag}: expected {expected}, got {text!r}{hint}")
     return number
