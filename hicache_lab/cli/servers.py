@@ -16,6 +16,7 @@ from hicache_lab.base.units import parse_bytes
 from hicache_lab.serving import cpu_server
 from hicache_lab.serving.cpu_server.home import HOME_VARIABLE
 from hicache_lab.serving.cpu_server.process import READY_TIMEOUT_SECONDS, TERM_SECONDS, health
+from hicache_lab.sizing.tiny_models import TINY_MODELS
 
 TAKES_SERVER_FLAGS = frozenset({"server"})  # only to say where they belong
 _EPILOG = """\
@@ -79,7 +80,7 @@ def _install_arguments(sub: argparse.ArgumentParser) -> None:
 
 def _start_arguments(sub: argparse.ArgumentParser) -> None:
     _release_argument(sub)
-    tiny = " or ".join(cpu_server.TINY_MODELS)
+    tiny = " or ".join(TINY_MODELS)
     sub.add_argument("--model", default="tiny-llama", help=f"{tiny}, or a model folder (default tiny-llama)")
     sub.add_argument("--tp-size", type=int, default=1, metavar="N", help="tensor-parallel ranks (default 1)")
     sub.add_argument("--port", type=int, metavar="N", help="port on 127.0.0.1 (default: a free one)")

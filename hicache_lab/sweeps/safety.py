@@ -11,8 +11,8 @@ from hicache_lab.base.units import format_gb
 from hicache_lab.host import HostMemory, read_host
 from hicache_lab.preflight import Question, ask, assess, headline
 from hicache_lab.preflight.ask import DEVICE_FACTS
-from hicache_lab.serving.cpu_server import TINY_MODELS, model_config
 from hicache_lab.sglang.launch import LaunchConfig, parse_launch
+from hicache_lab.sizing.tiny_models import TINY_MODELS, tiny_config
 from hicache_lab.sweeps.serverside import CpuServer, LaunchLine
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -78,7 +78,7 @@ def judge_cpu(server: CpuServer, flags: Sequence[str], host: HostMemory | None =
     whole = server.launch(tuple(flags), "preflight").sglang_flags
     words = ["python", "-m", "sglang.launch_server", "--model-path", server.model, *whole]
     config = parse_launch([*words, "--tp-size", str(server.tp_size)], sglang_version=server.release)
-    model = model_config(server.model) if server.model in TINY_MODELS else server.model
+    model = tiny_config(server.model) if server.model in TINY_MODELS else server.model
     return _judge(model, server.release, config, host, {"device_tokens": config.max_total_tokens})
 
 

@@ -17,7 +17,8 @@ from typing import Any, Literal
 from hicache_lab.base.errors import UsageError
 from hicache_lab.preflight.ask import DEVICE_FACTS, OTHER_FACTS
 from hicache_lab.serving.client.problems import checked_url
-from hicache_lab.serving.cpu_server import RELEASES, TINY_MODELS, Launch
+from hicache_lab.serving.cpu_server import RELEASES, Launch
+from hicache_lab.sizing.tiny_models import TINY_MODELS
 from hicache_lab.sweeps.reading import check_keys, mapping, refuse
 
 Between = Literal["keep", "flush", "restart"]

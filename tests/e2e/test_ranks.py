@@ -12,6 +12,7 @@ from hicache_lab.base.units import GB, GIB
 from hicache_lab.host import HostMemory, MemorySampler, read_host
 from hicache_lab.preflight import Answer, ask, assess
 from hicache_lab.serving import cpu_server
+from hicache_lab.sizing.tiny_models import tiny_config
 
 CASES = [
     # release, model, ranks, page size, further flags
@@ -33,7 +34,7 @@ def test_host_tier_of_ranks_models_and_layouts(release, model, ranks, page, flag
     assert told.server.tp_size == allocations == ranks
     answer = assess(
         ask(
-            cpu_server.model_config(model),
+            tiny_config(model),
             release,
             device_tokens=told.server.device_tokens,
             hicache_ratio=3.0,
@@ -72,7 +73,7 @@ def incident_size_gb(host: HostMemory) -> int:
 
 
 def predicted(release: str, size_gb: int, host: HostMemory, overhead: str) -> Answer:
-    config = cpu_server.model_config("tiny-llama")
+    config = tiny_config("tiny-llama")
     return assess(
         ask(config, release, host=host, tp_size=2, hicache_size=size_gb, device_tokens=2048, overhead=overhead)
     )

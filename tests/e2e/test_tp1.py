@@ -19,6 +19,7 @@ from hicache_lab.preflight import ask, assess
 from hicache_lab.serving import cpu_server
 from hicache_lab.serving.client import GenerateRequest, Probe, SglangClient
 from hicache_lab.serving.load.thread_loop import in_own_loop
+from hicache_lab.sizing.tiny_models import tiny_config
 
 ROOT = Path(__file__).parents[2]
 DEVICE_TOKENS = 2048
@@ -58,7 +59,7 @@ def test_prediction_and_server_agree_exactly_on_the_host_pool(server: cpu_server
     assert told.server.device_tokens == DEVICE_TOKENS
     assert told.server.hicache.enabled
     question = ask(
-        cpu_server.model_config(server.model),
+        tiny_config(server.model),
         server.release,
         device_tokens=told.server.device_tokens,
         hicache_ratio=told.server.hicache.ratio,

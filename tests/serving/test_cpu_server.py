@@ -17,7 +17,9 @@ from hicache_lab.serving import cpu_server
 from hicache_lab.serving.cpu_server import environment as envs
 from hicache_lab.serving.cpu_server import process
 from hicache_lab.serving.cpu_server.home import built_aside, home
-from hicache_lab.serving.cpu_server.tinymodels import tensor_shapes
+from hicache_lab.serving.cpu_server.tiny_checkpoints import tensor_shapes
+from hicache_lab.sizing.models import is_known
+from hicache_lab.sizing.tiny_models import TINY_MODELS, tiny_config
 
 STUBS = Path(cpu_server.__file__).parent / "stubs"
 
@@ -180,16 +182,20 @@ def test_ranks_get_a_core_each_and_one_rank_gets_none() -> None:
 
 
 def test_tiny_models_have_every_tensor_of_their_architecture() -> None:
-    llama = tensor_shapes(cpu_server.model_config("tiny-llama"))
+    llama = tensor_shapes(tiny_config("tiny-llama"))
     assert llama["model.layers.3.self_attn.k_proj.weight"] == (32, 64)
     assert len(llama) == 3 + 4 * (2 + 4 + 3)
-    mla = tensor_shapes(cpu_server.model_config("tiny-mla"))
+    mla = tensor_shapes(tiny_config("tiny-mla"))
     assert mla["model.layers.2.self_attn.kv_a_proj_with_mqa.weight"] == (80, 64)
     assert mla["model.layers.0.mlp.up_proj.weight"] == (128, 64)
     assert mla["model.layers.1.mlp.experts.3.down_proj.weight"] == (64, 32)
     assert "model.layers.1.mlp.up_proj.weight" not in mla
     with pytest.raises(UsageError, match="tiny-llama, tiny-mla"):
-        cpu_server.model_config("llama")
+        tiny_config("llama")
+
+
+def test_tiny_models_are_not_offered_as_real_ones() -> None:
+    assert not any(is_known(name) for name in TINY_MODELS)
 
 
 # ---- a small server in SGLang's place

@@ -23,7 +23,8 @@ from hicache_lab.base.errors import HostError, ServerError, UsageError
 from hicache_lab.serving.cpu_server.environment import Environment, install
 from hicache_lab.serving.cpu_server.home import home, made
 from hicache_lab.serving.cpu_server.spec import HOST, Launch, checked_name
-from hicache_lab.serving.cpu_server.tinymodels import TINY_MODELS, make_models
+from hicache_lab.serving.cpu_server.tiny_checkpoints import make_models
+from hicache_lab.sizing.tiny_models import TINY_MODELS
 
 READY_TIMEOUT_SECONDS = 420.0
 TERM_SECONDS = 15.0

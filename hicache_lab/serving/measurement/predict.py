@@ -11,7 +11,7 @@ from typing import Any
 from hicache_lab.base.errors import HicacheLabError, UnknownFact
 from hicache_lab.preflight import Answer, ask, assess
 from hicache_lab.serving.client.description import Description
-from hicache_lab.serving.cpu_server import TINY_MODELS, model_config
+from hicache_lab.sizing.tiny_models import TINY_MODELS, tiny_config
 
 _PATH_MOST = 4096
 
@@ -113,7 +113,7 @@ def _whole(size_gb: float | None) -> float | None:
 
 def _model(name: str) -> str | Path | Mapping[str, Any]:
     if name in TINY_MODELS:
-        return model_config(name)
+        return tiny_config(name)
     # a server on this machine names a folder that is here too; any other text of a server is no path of ours
     if name.startswith(("/", ".", "~")) and len(name) < _PATH_MOST:
         with contextlib.suppress(OSError, RuntimeError):

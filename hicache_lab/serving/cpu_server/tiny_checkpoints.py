@@ -1,7 +1,6 @@
-"""Two tiny models, made locally from a seed: grouped-query attention, and MLA with experts.
+"""The checkpoints of the tiny models, made locally from a seed.
 
-Small enough to serve on one core, shaped like the real ones: ``tiny-llama`` gets SGLang's MHA pools,
-``tiny-mla`` (the DeepSeek-V3 architecture) its MLA pools, replicated on every tensor-parallel rank.
+``tiny-llama`` gets SGLang's MHA pools, ``tiny-mla`` its MLA pools, replicated on every tensor-parallel rank.
 """
 
 from __future__ import annotations
@@ -13,87 +12,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.base.errors import HostError, UsageError
+from hicache_lab.base.errors import HostError
 from hicache_lab.serving.cpu_server.environment import Environment
 from hicache_lab.serving.cpu_server.home import built_aside, home
+from hicache_lab.sizing.tiny_models import TINY_MODELS, tiny_config
 
-TINY_MODELS = ("tiny-llama", "tiny-mla")
 _SCRIPT = Path(__file__).with_name("tiny_weights.py")
-
-_COMMON: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "vocab_size": 512,
-    "max_position_embeddings": 32768,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "attention_bias": False,
-}
-_LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-5,
-    "mlp_bias": False,
-}
-_MLA: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-6,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 64,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
-    "moe_intermediate_size": 32,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "num_nextn_predict_layers": 0,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 8.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096,
-    },
-    "ep_size": 1,
-    "aux_loss_alpha": 0.001,
-    "seq_aux": True,
-    "pretraining_tp": 1,
-    "use_cache": True,
-}
-_CONFIGS = {"tiny-llama": {**_COMMON, **_LLAMA}, "tiny-mla": {**_COMMON, **_MLA}}
-
-
-def model_config(name: str) -> dict[str, Any]:
-    """The Hugging Face ``config.json`` of a tiny model.
-
-    Raises:
-        UsageError: no tiny model has this name.
-    """
-    if name not in _CONFIGS:
-        raise UsageError(f"--model: expected one of {', '.join(TINY_MODELS)}, got {name!r}")
-    return dict(_CONFIGS[name])
 
 
 def make_models(environment: Environment, *, home_dir: Path | None = None) -> Path:
@@ -102,16 +26,17 @@ def make_models(environment: Environment, *, home_dir: Path | None = None) -> Pa
     Raises:
         HostError: the environment's interpreter could not write them.
     """
-    recipe = json.dumps(_CONFIGS, sort_keys=True) + _SCRIPT.read_text()
+    configs = {name: tiny_config(name) for name in TINY_MODELS}
+    recipe = json.dumps(configs, sort_keys=True) + _SCRIPT.read_text()
     target = home(home_dir) / "cpu_server" / "models" / hashlib.sha256(recipe.encode()).hexdigest()[:12]
     if target.is_dir():
         return target
     with built_aside(target) as aside:
-        for name in TINY_MODELS:
+        for name, config in configs.items():
             folder = aside / name
             folder.mkdir()
-            (folder / "config.json").write_text(json.dumps(model_config(name), indent=1))
-            _run_script(environment, folder, tensor_shapes(model_config(name)))
+            (folder / "config.json").write_text(json.dumps(config, indent=1))
+            _run_script(environment, folder, tensor_shapes(config))
     return target
 
 
