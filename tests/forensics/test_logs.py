@@ -761,3 +761,17 @@ def test_arbitrary_text_is_not_sglang(text: str) -> None:
         assert event.kind in ("failure", "access")
     for head in records(text.replace("\n", " ")):
         assert head.message is not None
+
+
+def test_the_launch_is_read_once_and_keeps_what_is_readable(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(
+        "[2026-01-20 09:17:30] server_args=ServerArgs(model_path='m', tp_size=8, dp_size=2, nnodes=2, api_key='sk-1', "
+        "hicache_ratio='two', hicache_size=300, page_size=nan, mem_fraction_sta"
+    )
+    (run,) = read_log(path).runs
+    assert run.launch is not None
+    assert (run.launch.model, run.launch.hicache_size, run.expected_ranks) == ("m", 300, 8)
+    assert run.launch.hicache_ratio is None and run.launch.page_size is None
+    assert len(run.launch.notes) == 3
+    assert "sk-1" not in str(run.events) + str(run.launch)

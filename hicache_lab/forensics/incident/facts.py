@@ -149,11 +149,8 @@ class RunFacts:
     @property
     def size_gb(self) -> float | None:
         """``--hicache-size`` in GB per rank: from the arguments, or from equal whole-GB pools of several ranks."""
-        size = self.run.args.get("hicache_size")
-        if isinstance(size, int | float) and size > 0:
-            return float(size)
-        if self.run.args:
-            return None
+        if (launch := self.run.launch) is not None:
+            return float(launch.hicache_size) if launch.hicache_size and launch.hicache_size > 0 else None
         sizes = {pool.bytes for pool in self.run.host_pools if pool.pool in ("kv", "full")}
         ranks = len(self.run.host_bytes_by_rank())
         if ranks > 1 and len(sizes) == 1 and (only := sizes.pop()) and only % GB == 0:

@@ -24,8 +24,8 @@ def gpu_oom(seen: RunFacts) -> Iterator[Finding]:
     if isinstance(first, ev.GpuOom) and first.tried_bytes is not None:
         free = f" with {format_gib(first.free_bytes)} free" if first.free_bytes is not None else ""
         detail = f": {format_gib(first.tried_bytes)} were asked for{free}"
-    fraction = seen.run.args.get("mem_fraction_static")
-    now = f" (now {fraction})" if isinstance(fraction, int | float) else ""
+    launch = seen.run.launch
+    now = f" (now {launch.mem_fraction_static})" if launch and launch.mem_fraction_static is not None else ""
     start = isinstance(first, ev.TokenShortage)
     yield Finding(
         "gpu_oom",
@@ -77,7 +77,7 @@ def low_reuse(seen: RunFacts) -> Iterator[Finding]:
     """Hardly any prompt token came from the cache although more passed through than it holds."""
     batches, ratio = seen.run.batches, seen.run.batches.hit_ratio
     tokens = seen.run.device_tokens
-    tier = bool(seen.run.host_pools) or bool(seen.run.args.get("enable_hierarchical_cache"))
+    tier = bool(seen.run.host_pools or (seen.run.launch and seen.run.launch.enable_hierarchical_cache))
     if not tier or ratio is None or batches.prefill < _FEW_LINES or ratio >= _LOW_RATIO or not tokens:
         return
     capacity = max(tokens, seen.run.host_tokens or 0)

@@ -274,10 +274,11 @@ class Assembler:
             "prefix": head.prefix,
         }
         if message.startswith("server_args="):
-            from hicache_lab.sglang.launch.dump import server_args_entries  # while the scanner reads on
+            from hicache_lab.sglang.launch.dump import read_server_args  # while the fast path reads on
 
             message = common["text"] = _SECRET.sub(r"\1'***'", message)
-            return ev.ServerArgs(**common, variant="server_args", args=MappingProxyType(server_args_entries(message)))
+            args, launch = read_server_args(message) or ({}, None)
+            return ev.ServerArgs(**common, variant="server_args", args=MappingProxyType(args), launch=launch)
         if (batch := self._batch(message, common, cut)) is not None:
             return batch
         match = match_message(message)

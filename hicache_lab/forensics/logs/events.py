@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+
+if TYPE_CHECKING:
+    from hicache_lab.sglang.launch.config import LaunchConfig
 
 T = TypeVar("T")
 
@@ -91,10 +94,11 @@ class Event:
 
 @_event
 class ServerArgs(Event):
-    """The server's arguments after resolution; ``args`` holds what could be read of them."""
+    """The server's arguments after resolution: ``args`` as printed, for quoting; ``launch`` to compute with."""
 
     kind = "server_args"
     args: Mapping[str, Any] = field(default_factory=lambda: NOTHING, hash=False)
+    launch: LaunchConfig | None = None
 
 
 @_event

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.fingerprints import ReleaseRange, release_range
+
+if TYPE_CHECKING:
+    from hicache_lab.sglang.launch.config import LaunchConfig
 
 # events of one kind kept with their text; the rest is only counted
 KEEP = 1000
@@ -144,8 +147,13 @@ class Run:
 
     @property
     def args(self) -> Mapping[str, Any]:
-        """The server arguments, empty if the log does not show them."""
+        """The server arguments as printed, for quoting; empty if the log does not show them."""
         return next((event.args for event in self.of(ev.ServerArgs)), {})
+
+    @property
+    def launch(self) -> LaunchConfig | None:
+        """The launch that the server arguments describe; its ``notes`` say what could not be read of it."""
+        return next((event.launch for event in self.of(ev.ServerArgs)), None)
 
     @property
     def releases(self) -> ReleaseRange | None:
@@ -154,17 +162,8 @@ class Run:
 
     @property
     def expected_ranks(self) -> int | None:
-        """Scheduler processes of the launch on the host of this log: tp × pp (× dp without DP attention) / nodes."""
-        args = self.args
-        if "tp_size" not in args:
-            return None
-        names = ["tp_size", "pp_size"] + ([] if args.get("enable_dp_attention") else ["dp_size"])
-        sizes = [args.get(name, 1) for name in names]
-        whole = [size for size in sizes if isinstance(size, int) and size > 0]
-        if len(whole) < len(sizes):
-            return None
-        nodes = args.get("nnodes", 1)
-        return max(math.prod(whole) // (nodes if isinstance(nodes, int) and nodes > 0 else 1), 1)
+        """Scheduler processes of the launch on the host of this log."""
+        return self.launch.processes_per_host if self.launch and self.launch.tp_size else None
 
     @property
     def ranks_seen(self) -> list[str]:

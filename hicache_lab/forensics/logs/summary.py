@@ -191,7 +191,7 @@ def event_json(event: ev.Event) -> dict[str, Any]:
     out |= {"file": event.where.file, "line": event.where.line}
     for name in event.__dataclass_fields__:
         value = getattr(event, name)
-        if name not in ("where", "at", "rank", "text", "prefix") and value is not None:
+        if name not in ("where", "at", "rank", "text", "prefix", "launch") and value is not None:
             out[name] = _plain(value)
     return out | {"text": event.text[:_TEXT]}
 

@@ -183,6 +183,11 @@ class LaunchConfig:
         return max(self.ranks_per_engine // (self.nnodes or 1), 1)
 
     @property
+    def processes_per_host(self) -> int:
+        """Scheduler processes on one host, data-parallel replicas included."""
+        return max(self.processes // (self.nnodes or 1), 1)
+
+    @property
     def attn_tp_size(self) -> int:
         """Ranks that share one request's attention heads: tp // attention dp // attention cp, at least 1.
 

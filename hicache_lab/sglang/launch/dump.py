@@ -6,6 +6,7 @@ Three forms: ``ServerArgs(key=value, …)`` (to 0.5.18), ``{'key': value, …}``
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 from hicache_lab.base.errors import InputError
@@ -162,13 +163,15 @@ def _entries(reader: _Reader) -> tuple[dict[str, Any], str | None]:
     return found, left_out
 
 
-def server_args_entries(text: str) -> dict[str, Any]:
-    """Every entry of the first ``server_args=…`` in a text as it stands there, whatever its type.
+def read_server_args(text: str) -> tuple[dict[str, Any], LaunchConfig] | None:
+    """The first ``server_args=…`` of a log line, read once: every entry as printed, and the launch it describes.
 
-    The text may be cut or shortened: what can be read is given. Nothing is evaluated; without a dump it is empty.
+    The line may be cut, shortened or damaged: an entry of another type than SGLang's is left out of the launch, and
+    ``LaunchConfig.notes`` says what was lost. None if the text holds no entry.
     """
     start = _START.search(text)
-    return _entries(_Reader(text, start.end()))[0] if start else {}
+    entries, loss = _entries(_Reader(text, start.end())) if start else ({}, None)
+    return (entries, _launch(entries, loss, strict=False)) if entries else None
 
 
 def parse_server_args(text: str) -> LaunchConfig:
@@ -196,12 +199,23 @@ def parse_server_args(text: str) -> LaunchConfig:
         entries = {**entries["server_args"], "version": entries.get("version")}
     if not {"model_path", "tp_size"} & set(entries):
         raise InputError("server_args: neither model_path nor tp_size in it; this is not SGLang's server_args")
-    version = entries.pop("version", None)
+    return _launch(entries, loss, strict=True)
+
+
+def _launch(entries: dict[str, Any], loss: str | None, *, strict: bool) -> LaunchConfig:
+    version = entries.get("version")
     values, other, notes = {}, [], [loss] if loss else []
     for key, value in entries.items():
         field = "model" if key == "model_path" else key
+        if key == "version":
+            continue
         if field in FIELD_TYPES:
-            values[field] = _field_value(field, key, value)
+            try:
+                values[field] = _field_value(field, key, value)
+            except InputError as error:
+                if strict:
+                    raise
+                notes.append(str(error))
         elif value is not None and value is not False and not isinstance(value, dict):
             other.append(("--" + key.replace("_", "-"), _other_value(key, value)))
     return LaunchConfig(
@@ -217,7 +231,7 @@ def _field_value(field: str, key: str, value: Any) -> Any:
     kind = FIELD_TYPES[field]
     if value is None or (kind in (bool, str) and isinstance(value, kind)):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != float("inf"):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         is_whole = value == int(value)
         if is_whole and (kind is int or field == "hicache_size"):
             return int(value)
