@@ -20,6 +20,7 @@ from hicache_lab.preflight.decode import host_pool_without_hicache
 from hicache_lab.preflight.inverse import Advice
 from hicache_lab.preflight.record import answer_record
 from hicache_lab.sglang.launch import LaunchConfig, parse_launch
+from hicache_lab.sizing.guard import RESERVE_TEXT
 
 EXIT = {"FITS": 0, "TIGHT": 0, "UNKNOWN": 1, "RACE": 3, "REFUSED": 3, "ASSERT": 3, "OOM_RISK": 3}
 TAKES_SERVER_FLAGS = frozenset({"plan", "max"})
@@ -32,7 +33,7 @@ _HELP = {
     "cgroup_limit": "memory limit of the container",
     "cgroup_usage": "what the container already uses",
     "overhead": "host memory of the server's processes besides the pools, e.g. 40GB",
-    "headroom": "what a comfortable plan leaves beyond the 10 GiB reserve (10 %% of RAM)",
+    "headroom": f"what a comfortable plan leaves beyond the {RESERVE_TEXT} reserve (10 %% of RAM)",
     "draft_model": "a separate draft model",
     "device_tokens": "max_total_num_tokens of one rank, as the server logs it",
     "device_kv_gb": "instead of tokens: GB (1e9) of KV on one rank's device",
@@ -264,7 +265,7 @@ def _maximum_words(record: dict[str, Any]) -> str:
     ]
     names = {
         "comfortable": "comfortable (headroom beyond the reserve)",
-        "leaving_only_the_reserve": "leaving only the 10 GiB reserve",
+        "leaving_only_the_reserve": f"leaving only the {RESERVE_TEXT} reserve",
     }
     for key, name in names.items():
         found = record[key]

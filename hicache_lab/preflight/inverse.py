@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from hicache_lab.base.units import GB
 from hicache_lab.preflight.verdict import Answer, Question, assess
 from hicache_lab.sglang.launch import LaunchConfig, render
-from hicache_lab.sglang.releases import RESERVE_BYTES, rules_for
+from hicache_lab.sglang.releases import rules_for
+from hicache_lab.sizing.guard import beyond_reserve_bytes
 
 _RATIO_STEP = 10  # ratios are offered in tenths
 _MOST_RATIO = 1000
@@ -79,8 +80,9 @@ def _largest(fits: Callable[[int], Answer], accepted: tuple[str, ...], most: int
 def _share_of_room(answer: Answer, accepted: tuple[str, ...]) -> float:
     """How many times this answer's pools there is room for: on the host, and for a start in whatever order."""
     question = answer.question
-    kept = RESERVE_BYTES + (0 if "TIGHT" in accepted else question.comfortable_bytes)
-    on_host = max(0, (question.limit_bytes or 0) - kept) / answer.resident_bytes
+    room = beyond_reserve_bytes(question.limit_bytes or 0)
+    kept = 0 if "TIGHT" in accepted else question.comfortable_bytes
+    on_host = max(0, room - kept) / answer.resident_bytes
     if "RACE" in accepted or answer.per_rank_bytes == 0:
         return on_host
     return min(on_host, (answer.guaranteed_start_bytes or 0) / answer.per_rank_bytes)

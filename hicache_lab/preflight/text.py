@@ -8,8 +8,8 @@ from __future__ import annotations
 from hicache_lab.base.units import GB, format_both, format_gb, format_gib
 from hicache_lab.preflight.inverse import Advice
 from hicache_lab.preflight.verdict import Answer, Order
-from hicache_lab.sglang.releases import RESERVE_BYTES, first_release_with
-from hicache_lab.sizing.guard import rank_budget, sample_available
+from hicache_lab.sglang.releases import rules_for
+from hicache_lab.sizing.guard import RESERVE_TEXT, divides_since, rank_budget
 
 _WORTH_SAYING = 0.001  # an index buffer's extra page is not
 
@@ -46,18 +46,14 @@ def _beliefs(answer: Answer) -> list[str]:
     question, rank = answer.question, answer.rank
     if question.host is None or rank is None or not rank.pools:
         return []
-    rules, view, pool = question.rules, question.view(), rank.pools[0]
-    budget = rank_budget(rules, view)
-    free = sample_available(rules, view, may_fall_back=True).available_bytes
-    how = f"{format_gb(free)} − 10 GiB"
-    if rules.guard_divides_by_ranks:
-        how = f"({how}) / {question.config.ranks_per_host}"
+    budget, pool = question.budget(), rank.pools[0]
     passes = pool.requested_bytes <= budget.budget_bytes
     end = "is refused"
     if passes:
         end = f"passes, {answer.ranks_on_host} times if they sample together" if answer.ranks_on_host > 1 else "passes"
     asks = f"{format_gb(pool.requested_bytes)} {'≤' if passes else '>'} {format_gb(budget.budget_bytes)}"
-    lines = [f"each rank checks alone ({rules.version}): {asks} ({how}) → {end}"]
+    lines = [f"each rank checks alone ({question.rules.version}): {asks} ({budget.text}) → {end}"]
+    free = budget.available_bytes
     true_free = question.limit_bytes
     if true_free is not None and true_free < free:
         lines.append(
@@ -97,7 +93,7 @@ def _outcome(answer: Answer) -> list[str]:
         host = question.host
         share = f" ({100 * answer.resident_bytes / host.effective_total_bytes:.0f} % of RAM)" if host else ""
         left = format_gb(answer.margin_bytes or 0)
-        lines.append(f"left on the host: {left}, {format_gb(over)} beyond the 10 GiB reserve{share}")
+        lines.append(f"left on the host: {left}, {format_gb(over)} beyond the {RESERVE_TEXT} reserve{share}")
     return lines
 
 
@@ -125,14 +121,15 @@ def _doing(answer: Answer, advice: Advice | None) -> list[str]:
 
 def _later(answer: Answer) -> list[str]:
     """What a later release would say about the same launch."""
-    rules, pool = answer.question.rules, answer.rank.pools[0] if answer.rank and answer.rank.pools else None
-    if answer.verdict != "OOM_RISK" or rules.guard_divides_by_ranks or answer.question.host is None or pool is None:
+    question, pool = answer.question, answer.rank.pools[0] if answer.rank and answer.rank.pools else None
+    if answer.verdict != "OOM_RISK" or question.host is None or pool is None or question.budget().divides:
         return []
-    share = (answer.question.view().available_bytes - RESERVE_BYTES) // answer.question.config.ranks_per_host
-    since = first_release_with("guard_divides_by_ranks", True)
-    if pool.requested_bytes <= share:
+    since = divides_since()
+    budget = rank_budget(rules_for(since), question.view())
+    if pool.requested_bytes <= budget.budget_bytes:
         return []
-    return [f'from {since} the server refuses this itself: "only have {share / GB:.2f} GB free" is one rank\'s share']
+    shown = f"{budget.shown_bytes / GB:.2f} GB"
+    return [f'from {since} the server refuses this itself: "only have {shown} free" is one rank\'s share']
 
 
 def explain(answer: Answer, advice: Advice | None = None) -> str:

@@ -12,9 +12,9 @@ from hicache_lab.preflight.decode import unset_ratio
 from hicache_lab.sglang.arguments import HicacheArguments, Resolution, resolve_arguments
 from hicache_lab.sglang.launch import LaunchConfig, Rejection, refusals
 from hicache_lab.sglang.launch.flags import known_flags
-from hicache_lab.sglang.releases import RESERVE_BYTES, ReleaseRules
+from hicache_lab.sglang.releases import ReleaseRules
 from hicache_lab.sizing.geometry import ModelGeometry
-from hicache_lab.sizing.guard import HostView, LaunchFailure, rank_budget
+from hicache_lab.sizing.guard import Budget, HostView, LaunchFailure, beyond_reserve_bytes, rank_budget
 from hicache_lab.sizing.pools import HostPool, construct_pool
 from hicache_lab.sizing.rank import DeviceFacts, RankPlanner, RankPools, resident_bytes
 from hicache_lab.sizing.shares import AutoSize, auto_size
@@ -22,7 +22,7 @@ from hicache_lab.sizing.shares import AutoSize, auto_size
 Verdict = Literal["FITS", "TIGHT", "RACE", "REFUSED", "OOM_RISK", "ASSERT", "UNKNOWN"]
 
 DEFAULT_HEADROOM = 0.10
-"""Share of the host's RAM that a comfortable plan leaves free beyond the 10 GiB reserve (page cache, growth)."""
+"""Share of the host's RAM that a comfortable plan leaves free beyond the releases' reserve (page cache, growth)."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,10 @@ class Question:
             cgroup_headroom_bytes=None if headroom is None else max(0, headroom - used),
             ranks_per_host=self.config.ranks_per_host,
         )
+
+    def budget(self, taken_bytes: int = 0) -> Budget:
+        """What the release's check allows one rank once ``taken_bytes`` of the host are resident."""
+        return rank_budget(self.rules, self.view(taken_bytes))
 
 
 @dataclass(frozen=True)
@@ -154,18 +158,15 @@ class Answer:
 
     @property
     def over_reserve_bytes(self) -> int | None:
-        """What is left beyond the reserve of 10 GiB."""
-        return None if self.margin_bytes is None else self.margin_bytes - RESERVE_BYTES
+        """What is left beyond the releases' reserve."""
+        return None if self.margin_bytes is None else beyond_reserve_bytes(self.margin_bytes)
 
     @property
     def guaranteed_start_bytes(self) -> int | None:
         """Largest equal share a rank with one pool may ask for and start in whatever order the ranks check."""
         if self.question.host is None or not self.ranks:
             return None
-        free = rank_budget(replace(self.question.rules, guard_divides_by_ranks=False), self.question.view())
-        n, divides = self.ranks_on_host, self.question.rules.guard_divides_by_ranks
-        share = self.question.config.ranks_per_host if divides else 1
-        return max(0, free.budget_bytes // (n - 1 + share))
+        return self.question.budget().certain_start_bytes(self.ranks_on_host)
 
 
 def _arguments(question: Question) -> HicacheArguments:
@@ -291,20 +292,14 @@ def _on_one_host(question: Question, stages: list[RankPools]) -> tuple[RankPools
     return tuple(fullest) * config.dp_replicas
 
 
-def _meaning(question: Question, shown_bytes: int | None) -> str:
+def _meaning(question: Question, budget: Budget | None) -> str:
     """What the number in the refusal is in this release."""
-    rules, host = question.rules, question.host
-    if host is None or shown_bytes is None:
+    host = question.host
+    if host is None or budget is None:
         return ""
-    free = "what the container's limit leaves" if rules.guard_reads_cgroup and host.cgroup else "available memory"
-    if rules.guard_divides_by_ranks:
-        return (
-            f"the free amount it prints is one rank's share: ({free} − 10 GiB) / {question.config.ranks_per_host} "
-            "ranks on this host"
-        )
-    if rules.shown == "allowance":
-        return f"the free amount it prints is {free} minus the reserve of 10 GiB"
-    return f"the free amount it prints is {free}; the 10 GiB reserve is kept back but not subtracted in the message"
+    in_container = question.rules.guard_reads_cgroup and host.cgroup
+    free = budget.meaning("what the container's limit leaves" if in_container else "available memory")
+    return f"the free amount it prints is {free}"
 
 
 def _check(question: Question, pool: HostPool, taken: int, rank: int, booked: int | None) -> Refusal | None:
@@ -316,7 +311,7 @@ def _check(question: Question, pool: HostPool, taken: int, rank: int, booked: in
         flag="--hicache-size" if by_size else "--hicache-ratio",
         error=done.outcome,
         message=done.message or "",
-        meaning=_meaning(question, done.budget.shown_bytes if done.budget else None),
+        meaning=_meaning(question, done.budget),
         requested_bytes=pool.requested_bytes,
         available_bytes=done.budget.budget_bytes if done.budget else None,
         rank=rank,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hicache_lab.base.units import GB, GIB
-from hicache_lab.sglang.releases import RESERVE_BYTES, ReleaseRules
+from hicache_lab.base.units import GB, GIB, format_gb, format_gib
+from hicache_lab.sglang.releases import RESERVE_BYTES, ReleaseRules, first_release_with
 
 LogLine = tuple[str, str]
 """Level and text of one log line, as the server writes it."""
+
+RESERVE_TEXT = format_gib(RESERVE_BYTES, 0)
+"""The reserve in words."""
 
 AUTO_SIZE_IMPOSSIBLE = (
     "Cannot automatically size HiCache host memory; set --hicache-size explicitly (GB per rank), "
@@ -82,24 +86,176 @@ def sample_available(rules: ReleaseRules, view: HostView, *, may_fall_back: bool
 
 @dataclass(frozen=True)
 class Budget:
-    """What one rank may take. ``shown_bytes`` is the number its refusal prints, which is not always the budget."""
+    """What one rank may take by the release's own check, with its arithmetic.
 
-    budget_bytes: int
-    shown_bytes: int
+    Attributes:
+        available_bytes: memory that the release takes for available.
+        reserve_bytes: what it leaves to the rest of the machine.
+        divides: whether the rest is divided by the ranks of the host.
+        divisor: those ranks; 1 where every rank has the whole rest to itself.
+        shows_available: a refusal prints the available memory and not the budget.
+        logs: the lines that reading the memory leaves in the log.
+    """
+
+    available_bytes: int
+    reserve_bytes: int = RESERVE_BYTES
+    divides: bool = False
+    divisor: int = 1
+    shows_available: bool = False
     logs: tuple[LogLine, ...] = ()
+
+    @property
+    def budget_bytes(self) -> int:
+        """The most that one rank may ask for; negative when less than the reserve is available."""
+        return (self.available_bytes - self.reserve_bytes) // self.divisor
+
+    @property
+    def shown_bytes(self) -> int:
+        """The free amount that a refusal prints."""
+        return self.available_bytes if self.shows_available else self.budget_bytes
+
+    @property
+    def text(self) -> str:
+        """The arithmetic in words: ``445.00 GB − 10 GiB``, divided where the release divides."""
+        return _formula(format_gb(self.available_bytes), self.divisor if self.divides else None)
+
+    def certain_start_bytes(self, ranks: int) -> int:
+        """The largest equal share that ``ranks`` ranks may ask for and start in whatever order they check."""
+        return max(0, (self.available_bytes - self.reserve_bytes) // (ranks - 1 + self.divisor))
+
+    def meaning(self, available: str = "available memory") -> str:
+        """What the free amount in a refusal is; ``available`` names the memory that the check looks at."""
+        if self.divides:
+            return f"one rank's share: {_formula(available, f'{self.divisor} ranks on this host')}"
+        if self.shows_available:
+            return f"{available}; {_KEPT_BACK} the message"
+        return f"{available} minus the reserve of {RESERVE_TEXT}"
+
+
+_KEPT_BACK = f"the {RESERVE_TEXT} reserve is kept back but not subtracted in"
+
+
+def _formula(available: str, divisor: object = None) -> str:
+    rest = f"{available} − {RESERVE_TEXT}"
+    return rest if divisor is None else f"({rest}) / {divisor}"
+
+
+CHECK_RULES: Mapping[str, tuple[str, Mapping[object, str]]] = {
+    "guard_divides_by_ranks": (
+        "one rank's check compares with",
+        {
+            True: _formula("available", "ranks on the host"),
+            False: f"{_formula('available')}, all of it for each rank",
+        },
+    ),
+    "shown": (
+        'the "only have" of a refusal is',
+        {"available": "available memory, reserve not subtracted", "allowance": "what the check compares with"},
+    ),
+}
+"""The release rules of the check: the question that each answers, and its values in words."""
 
 
 def rank_budget(rules: ReleaseRules, view: HostView, *, may_fall_back: bool = True) -> Budget:
-    """The allowance of one rank: available minus the 10 GiB reserve, from 0.5.19 divided by the ranks on the host.
+    """The allowance of one rank: available minus the reserve, in later releases divided by the ranks on the host.
 
     Source: 0.4.4–0.5.18 HostKVCache.__init__; 0.5.19+ mem_cache/pool_host/base.py host_memory_budget_bytes.
     """
     sample = sample_available(rules, view, may_fall_back=may_fall_back)
-    allowance = sample.available_bytes - RESERVE_BYTES
-    if rules.guard_divides_by_ranks:
-        allowance //= view.ranks_per_host
-    shown = sample.available_bytes if rules.shown == "available" else allowance
-    return Budget(allowance, shown, sample.logs)
+    return Budget(
+        sample.available_bytes,
+        divides=rules.guard_divides_by_ranks,
+        divisor=view.ranks_per_host if rules.guard_divides_by_ranks else 1,
+        shows_available=rules.shown == "available",
+        logs=sample.logs,
+    )
+
+
+def beyond_reserve_bytes(available_bytes: int) -> int:
+    """What host pools may take of this so that the releases' reserve stays; negative when there is less."""
+    return available_bytes - RESERVE_BYTES
+
+
+def divides_since() -> str:
+    """The first release whose check divides what is available by the ranks of the host."""
+    return _since("guard_divides_by_ranks", True)
+
+
+def exact_since() -> str:
+    """The first release that takes the bytes asked for and registers them: no pinned allocator rounds them up."""
+    return _since("allocation", "host_register")
+
+
+def _since(rule: str, value: object) -> str:
+    release = first_release_with(rule, value)
+    assert release is not None, f"no release has {rule} = {value!r}"
+    return release
+
+
+@dataclass(frozen=True)
+class FreeAmount:
+    """What the free amount that a refusal printed says of the host.
+
+    Attributes:
+        meaning: a sentence without its full stop.
+        available_bytes: what was available then; None where the releases in question differ on it.
+        all_ranks_bytes: what all ranks of the host could have taken together by the check; None likewise.
+    """
+
+    meaning: str
+    available_bytes: int | None = None
+    all_ranks_bytes: int | None = None
+
+
+def read_free_amount(
+    releases: Sequence[ReleaseRules],
+    *,
+    ranks: int | None,
+    requested_bytes: int | None,
+    free_bytes: int | None,
+    named: str | None = None,
+) -> FreeAmount:
+    """What a refusal's "only have … GB free" means in the releases that could have printed it.
+
+    Args:
+        releases: rules of the releases in question (the oldest and the newest of a range will do); () if unknown.
+        ranks: ranks on the host; None if unknown.
+        requested_bytes: what was refused.
+        free_bytes: the free amount it printed; None if it printed none.
+        named: the releases in words; by default the one version.
+    """
+    name = named or "–".join(dict.fromkeys(rules.version for rules in releases))
+    divides = {rules.guard_divides_by_ranks for rules in releases}
+    shown = {rules.shown for rules in releases}
+    if divides == {True}:
+        divisor = f"{ranks} ranks on this host" if ranks else "ranks on this host"
+        text = f"In {name} the free amount is one rank's share: {_formula('available', divisor)}"
+        if not ranks or free_bytes is None:
+            return FreeAmount(text)
+        together = free_bytes * ranks
+        available = together + RESERVE_BYTES
+        text += f", so all of them together may take {format_gb(together)} and about {format_gb(available)} were "
+        return FreeAmount(text + "available", available, together)
+    # a request that was refused although less than what is printed free shows that the reserve is not in the number
+    kept = requested_bytes is not None and free_bytes is not None and requested_bytes <= free_bytes
+    if shown == {"available"} or kept:
+        text = f"The free amount is what was available; {_KEPT_BACK} it"
+        if free_bytes is None:
+            return FreeAmount(text)
+        left = beyond_reserve_bytes(free_bytes)
+        return FreeAmount(f"{text}: {format_gb(left)} could be taken", free_bytes, left)
+    if divides == {False} and shown == {"allowance"}:
+        text = f"In {name} the free amount is the host's {_formula('available memory')}, not divided by ranks"
+        if free_bytes is None:
+            return FreeAmount(text)
+        available = free_bytes + RESERVE_BYTES
+        return FreeAmount(f"{text} ({format_gb(available)} were available)", available, free_bytes)
+    since = divides_since()
+    return FreeAmount(
+        "What the free amount means depends on the release, which the log does not tell: the host's available memory "
+        f"before {_since('shown', 'allowance')}, that − {RESERVE_TEXT} before {since}, one rank's share from {since} "
+        "on (--sglang-version states it)"
+    )
 
 
 def refusal_text(kind: str, label: str, requested_bytes: int, shown_bytes: int) -> str:

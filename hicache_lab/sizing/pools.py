@@ -254,7 +254,7 @@ def construct_pool(
             budget = rank_budget(rules, view)
             logs += budget.logs
         else:
-            budget = Budget(booked_budget_bytes, booked_budget_bytes)
+            budget = Budget(booked_budget_bytes, reserve_bytes=0)
         if pool.requested_bytes > budget.budget_bytes:
             label = rules.indexer_label if spec.kind == "indexer" else spec.label
             text = refusal_text(spec.kind, label, pool.requested_bytes, budget.shown_bytes)

@@ -12,6 +12,7 @@ from hicache_lab.sglang.launch import LaunchConfig, flag_of
 from hicache_lab.sglang.launch.flags import known_flags
 from hicache_lab.sglang.releases import CHANGES, ReleaseRules, parse_version
 from hicache_lab.sglang.source import Reading
+from hicache_lab.sizing.guard import CHECK_RULES
 from hicache_lab.sizing.rank import resident_bytes
 
 Rows = list[dict[str, Any]]
@@ -25,10 +26,7 @@ _RULES: Mapping[str, tuple[str, Mapping[Any, str]]] = {
         "tokens are rounded",
         {"none": "not at all", "down": "down to a whole page", "up_a_page": "down, and one page is added"},
     ),
-    "guard_divides_by_ranks": (
-        "one rank's check compares with",
-        {True: "(available − 10 GiB) ÷ ranks on the host", False: "available − 10 GiB, all of it for each rank"},
-    ),
+    **CHECK_RULES,
     "mla_bytes_count_layers": (
         "the check of an MLA pool counts",
         {True: "all layers", False: "one layer; all of them are taken"},
@@ -37,10 +35,6 @@ _RULES: Mapping[str, tuple[str, Mapping[Any, str]]] = {
     "cgroup_credits_page_cache": (
         "page cache inside the container",
         {True: "does not count as used", False: "counts as used"},
-    ),
-    "shown": (
-        'the "only have" of a refusal is',
-        {"available": "available memory, reserve not subtracted", "allowance": "what the check compares with"},
     ),
     "not_larger": (
         "host pool not larger than the device pool",

@@ -9,7 +9,7 @@ from hicache_lab.base.units import GB, GIB
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.sglang.releases import RESERVE_BYTES, VERIFIED, rules_for
 from hicache_lab.sizing.geometry import load_geometry
-from hicache_lab.sizing.guard import HostView, rank_budget
+from hicache_lab.sizing.guard import HostView, divides_since, exact_since, rank_budget, read_free_amount
 from hicache_lab.sizing.pools import PoolSpec, construct_pool, size_pool
 from hicache_lab.sizing.rank import DeviceFacts, RankPlanner, resident_bytes
 from hicache_lab.sizing.rows import indexer_bytes_per_layer, store_bytes
@@ -294,3 +294,43 @@ def test_a_separate_draft_comes_on_top_and_a_dsa_one_brings_its_index() -> None:
     assert (pool.spec.bytes_per_token, index.spec.bytes_per_token) == (1152, 132)
     # auto-sizing counts the draft's device bytes too
     assert rank.device_bytes == (1000 + 1) * (KIMI_ROW + 1152)
+
+
+def test_a_budget_says_its_arithmetic() -> None:
+    view = HostView(445 * GB, ranks_per_host=8)
+    alone, shared = rank_budget(rules_for("0.5.8"), view), rank_budget(rules_for("0.5.19"), view)
+    assert (alone.text, alone.divides, alone.divisor) == ("445.00 GB − 10 GiB", False, 1)
+    assert (shared.text, shared.divides, shared.divisor) == ("(445.00 GB − 10 GiB) / 8", True, 8)
+    assert alone.budget_bytes == 445 * GB - 10 * GIB
+    assert shared.budget_bytes == (445 * GB - 10 * GIB) // 8
+    assert alone.certain_start_bytes(8) == (445 * GB - 10 * GIB) // 8
+    assert shared.certain_start_bytes(8) == (445 * GB - 10 * GIB) // 15
+    assert rank_budget(rules_for("0.4.9"), view).shown_bytes == 445 * GB
+    assert (divides_since(), exact_since()) == ("0.5.19", "0.5.4.post2")
+
+
+@pytest.mark.parametrize(
+    ("releases", "ranks", "asked", "free", "available", "together", "says"),
+    [
+        (("0.5.19", "0.5.23"), 8, 100, 54, 8 * 54 * GB + 10 * GIB, 8 * 54 * GB, "one rank's share"),
+        (("0.5.19",), None, 100, 54, None, None, "(available − 10 GiB) / ranks on this host"),
+        (("0.4.9",), 8, 100, 54, 54 * GB, 54 * GB - 10 * GIB, "kept back but not subtracted"),
+        ((), 8, 50, 54, 54 * GB, 54 * GB - 10 * GIB, "kept back but not subtracted"),
+        (("0.5.8", "0.5.18"), 8, 100, 54, 54 * GB + 10 * GIB, 54 * GB, "not divided by ranks"),
+        (("0.5.8", "0.5.19"), 8, 100, 54, None, None, "depends on the release"),
+        ((), 8, 100, 54, None, None, "one rank's share from 0.5.19 on"),
+    ],
+)
+def test_what_the_free_amount_of_a_refusal_says(
+    releases: tuple[str, ...],
+    ranks: int | None,
+    asked: int,
+    free: int,
+    available: int | None,
+    together: int | None,
+    says: str,
+) -> None:
+    rules = [rules_for(version) for version in releases]
+    amount = read_free_amount(rules, ranks=ranks, requested_bytes=asked * GB, free_bytes=free * GB)
+    assert (amount.available_bytes, amount.all_ranks_bytes) == (available, together)
+    assert says in amount.meaning

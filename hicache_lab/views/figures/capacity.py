@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import GB, gb
 from hicache_lab.preflight import Answer
-from hicache_lab.sizing.guard import rank_budget
 from hicache_lab.views.figures.style import (
     BLUE,
     GREY,
@@ -58,8 +57,8 @@ def beliefs_figure(answer: Answer, theme: Theme = "light") -> Figure:
     ranks = [f"rank {number}" for number in range(answer.ranks_on_host)]
     asked, total, alone, staggered = [], 0, [], []
     for rank in answer.ranks:
-        alone.append(gb(rank_budget(question.rules, question.view()).budget_bytes))
-        staggered.append(max(0.0, gb(rank_budget(question.rules, question.view(total)).budget_bytes)))
+        alone.append(gb(question.budget().budget_bytes))
+        staggered.append(max(0.0, gb(question.budget(total).budget_bytes)))
         total += rank.resident_bytes(question.rules)
         asked.append(gb(total))
     figure = new_figure(

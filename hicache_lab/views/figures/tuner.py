@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_lab.base.units import gb
 from hicache_lab.preflight import Advice, Answer
-from hicache_lab.sglang.releases import RESERVE_BYTES, ReleaseRules
-from hicache_lab.sizing.guard import rank_budget
+from hicache_lab.sglang.releases import ReleaseRules
+from hicache_lab.sizing.guard import beyond_reserve_bytes
 from hicache_lab.sizing.rank import resident_bytes
 from hicache_lab.views.figures.style import (
     GREEN,
@@ -91,13 +91,13 @@ def tuner_data(answer: Answer, advice: Advice) -> TunerData:
             host[pool.spec.label] = host.get(pool.spec.label, 0) + resident_bytes(pool, rules)
     tokens = rank.tokens if rank else 0
     limit = question.limit_bytes or 0
-    room = max(0, limit - RESERVE_BYTES)
+    room = max(0, beyond_reserve_bytes(limit))
     fits, tight = max(0, room - question.comfortable_bytes) // ranks, room // ranks
     certain = tight if answer.guaranteed_start_bytes is None else answer.guaranteed_start_bytes
-    # where the check divides by the ranks it refuses beyond the reserve; elsewhere the reserve may be eaten
-    race = tight if rules.guard_divides_by_ranks else limit // ranks
+    budget = question.budget().budget_bytes if question.host else 0
+    # a check that does not divide by the ranks lets them eat the reserve, up to what kills
+    race = max(0, min(budget, limit // ranks))
     edges = [_askable(min(fits, certain), rules), _askable(min(tight, certain), rules), _askable(race, rules)]
-    budget = rank_budget(rules, question.view()).budget_bytes if question.host else 0
     return TunerData(
         verdict=answer.verdict,
         ranks=ranks,
