@@ -2,7 +2,7 @@
 
 from hicache_lab.preflight.ask import ask, host_from_facts
 from hicache_lab.preflight.inverse import Advice, advise, corrected_line, with_ratio, with_release, with_size
-from hicache_lab.preflight.text import explain, headline
+from hicache_lab.preflight.text import explain, format_advice, headline
 from hicache_lab.preflight.verdict import Answer, Order, Question, Refusal, Verdict, assess
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "assess",
     "corrected_line",
     "explain",
+    "format_advice",
     "headline",
     "host_from_facts",
     "with_ratio",

@@ -105,17 +105,22 @@ def _refusal(answer: Answer) -> list[str]:
     return lines + ([refusal.meaning] if refusal.meaning else [])
 
 
-def _doing(answer: Answer, advice: Advice | None) -> list[str]:
-    if advice is None or answer.verdict == "FITS" or answer.question.host is None:
-        return []
+def format_advice(advice: Advice) -> str:
+    """The largest settings as flags to paste, with what all ranks of the host take; empty where there are none."""
     choices = []
-    if advice.size_gb is not None and advice.size_bytes is not None:
-        total = f"{answer.ranks_on_host} ranks take {format_gb(advice.size_bytes, 1)} in all"
+    if advice.size_gb is not None and advice.size_bytes is not None and advice.size_answer is not None:
+        total = f"{advice.size_answer.ranks_on_host} ranks take {format_gb(advice.size_bytes, 1)} in all"
         choices.append(f"--hicache-size {advice.size_gb} ({total})")
     if advice.ratio is not None and advice.ratio_bytes is not None:
         choices.append(f"--hicache-ratio {advice.ratio:g} ({format_gb(advice.ratio_bytes, 1)} in all)")
-    if choices:
-        return [f"do: {' or '.join(choices)}"]
+    return " or ".join(choices)
+
+
+def _doing(answer: Answer, advice: Advice | None) -> list[str]:
+    if advice is None or answer.verdict == "FITS" or answer.question.host is None:
+        return []
+    if settings := format_advice(advice):
+        return [f"do: {settings}"]
     return ["do: no host tier of a useful size fits on this host"] if answer.ranks else []
 
 
