@@ -65,7 +65,6 @@ def not_sglang(names: list[str], lines: int | None) -> str:
 
 def _follow(args: argparse.Namespace) -> int:
     from hicache_lab.forensics.logs.collect import follow_events
-    from hicache_lab.forensics.logs.origin import said_by_sglang
     from hicache_lab.forensics.logs.prefix import printable
     from hicache_lab.forensics.logs.summary import event_json
 
@@ -73,7 +72,7 @@ def _follow(args: argparse.Namespace) -> int:
         raise UsageError("--follow: reads one LOG and writes no parquet; give a single path")
     own = 0
     for event in follow_events(args.logs[0]):
-        own += said_by_sglang(event)
+        own += event.is_servers_own
         if event.kind == "access":
             continue
         if args.json:

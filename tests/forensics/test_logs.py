@@ -775,3 +775,23 @@ def test_the_launch_is_read_once_and_keeps_what_is_readable(tmp_path: Path) -> N
     assert run.launch.hicache_ratio is None and run.launch.page_size is None
     assert len(run.launch.notes) == 3
     assert "sk-1" not in str(run.events) + str(run.launch)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 5, K size: 1.00 GB, V size:1e4",
+        "KV Cache is allocated. #tokens: " + "9" * 400 + ", K size: 1.00 GB",
+        "Allocating " + "9" * 400 + " GB host memory for hierarchical KV cache.",
+        "CUDA out of memory. Tried to allocate .. MiB",
+        "Decode batch [" + "9" * 5000 + "], #running-req: 1, #token: 5",
+    ],
+)
+def test_a_number_that_is_none_is_not_read_as_another(message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(f"[2026-01-20 09:17:30 TP0] {message}\n")
+    for event in read_log(path).events():
+        for pool in (event,) if isinstance(event, ev.DevicePool) else ():
+            assert pool.v_bytes is None and (pool.tokens == 5 or pool.tokens is None)
+            assert pool.k_bytes == 1 << 30
+        assert not isinstance(event, ev.HostPool | ev.Batch)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
@@ -75,8 +74,10 @@ _ALIASES = {
 }  # fmt: skip
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
 _DATE = re.compile(r"^[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d)(?: [AP]M)?(?: [A-Z]{3,5})? (\d{4})")
-_MEMINFO = re.compile(r"^(?:.*\s)?(\w+(?:\(\w+\))?):\s+(\d+)(?: kB)?$")
+_MEMINFO = re.compile(r"^(?:.*\s)?(\w+(?:\(\w+\))?):\s+(\d{1,18})(?: kB)?$")
 _NODE = re.compile(r"^node_memory_(\w+?)(?:_bytes)?(?:\{[^}]*\})?\s+([0-9.eE+-]+)(?:\s+(\d+))?$")
+# no machine counts further
+_MOST = 2.0**63
 _HUMAN = re.compile(r"(\d+(?:[.,]\d+)?)(Ki|Mi|Gi|Ti|K|M|G|T|B)?$")
 _HUMAN_FACTORS = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB, "K": KB, "M": MB, "G": GB, "T": TB, "B": 1}
 
@@ -131,7 +132,7 @@ def _json_lines(path: str, lines: list[str]) -> Iterator[Sample]:
             continue
         try:
             raw = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             # the writer was killed within its last line
             continue
         if not isinstance(raw, dict) or raw.get("schema", "hicache-lab/watch/1") != "hicache-lab/watch/1":
@@ -158,7 +159,7 @@ def _csv(path: str, lines: list[str]) -> Iterator[Sample]:
     if start is None:
         return
     delimiter = max(",;\t", key=lines[start].count)
-    columns = [_column(name) for name in next(csv.reader([lines[start]], delimiter=delimiter))]
+    columns = [_column(name) for name in _cells(lines[start], delimiter)]
     if not any(name in _SIZES for name, _ in columns):
         return
     for number, line in enumerate(lines[start + 1 :], start + 2):
@@ -166,13 +167,21 @@ def _csv(path: str, lines: list[str]) -> Iterator[Sample]:
             continue
         values: dict[str, Any] = {}
         at = None
-        for (name, factor), cell in zip(columns, next(csv.reader([line], delimiter=delimiter)), strict=False):
+        for (name, factor), cell in zip(columns, _cells(line, delimiter), strict=False):
             if name == "at":
                 at = time_in(cell) or _epoch(cell)
             elif name in _SIZES and (number_of := _float(cell)) is not None:
                 values[name] = round(number_of * factor)
         if values:
             yield Sample(where=SourceLine(path, number), at=at, text=line[:300], **values)
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:
+        # a carriage return inside (a progress bar), a cell without end: not a table
+        return []
 
 
 def _column(name: str) -> tuple[str, int]:
@@ -198,7 +207,7 @@ def _float(cell: str) -> float | None:
         value = float(cell)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if abs(value) < _MOST else None  # false for what is not a number, too
 
 
 def free_unit(total: float) -> int:
@@ -242,7 +251,8 @@ def _human(cell: str) -> float | None:
     match = _HUMAN.match(cell)
     if match is None:
         return None
-    return float(match[1].replace(",", ".")) * (_HUMAN_FACTORS[match[2]] if match[2] else 1)
+    amount = _float(match[1].replace(",", "."))
+    return amount * (_HUMAN_FACTORS[match[2]] if match[2] else 1) if amount is not None else None
 
 
 def _vmstat(path: str, lines: list[str]) -> Iterator[Sample]:

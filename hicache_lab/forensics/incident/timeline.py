@@ -59,31 +59,20 @@ def _of_run(seen: RunFacts) -> Iterator[Moment]:
             Evidence.of(pools[0]),
             True,
         )
-    for kind, words in _GROUPS.items():
-        events = [event for event in run.events if event.kind == kind]
-        if not events:
-            continue
+    groups: dict[str, list[ev.Event]] = {}
+    for event in run.events:
+        if event.headline:
+            groups.setdefault(event.kind, []).append(event)
+    for kind, events in groups.items():
         total = run.counts[kind]
         times = f" ({total} times)" if total > 1 else ""
         first = min(events, key=lambda event: (event.at or datetime.max, event.where.line))
-        yield Moment(first.at, "server", f"{words}{times}", Evidence.of(first), True, first.text[:160])
+        yield Moment(first.at, "server", f"{first.headline}{times}", Evidence.of(first), True, first.text[:160])
     for kill in seen.kills:
         if kill.at is not None:
             yield _kill(kill, seen.kill_shift)
 
 
-_GROUPS = {
-    "host_refusal": "host pool refused",
-    "host_smaller": "host pool not larger than the device pool",
-    "pin_failure": "pinning failed",
-    "gpu_oom": "GPU out of memory",
-    "token_shortage": "no device tokens",
-    "retraction": "requests retracted",
-    "failure": "exception",
-    "process_death": "process died",
-    "stall": "somebody stopped waiting",
-    "host_pressure": "host tier too full",
-}
 _STEPS = {
     "weights_begin": "weights begin to load",
     "weights_end": "weights loaded",

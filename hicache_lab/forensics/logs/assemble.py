@@ -138,7 +138,7 @@ class Assembler:
         if line.startswith('{"'):
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return line
             text = next((entry[key] for key in ("log", "MESSAGE", "message", "msg") if key in entry), None)
             if not isinstance(text, str):

@@ -60,7 +60,7 @@ COLUMNS: dict[str, str] = {
 BOOLEANS = frozenset({"graph"})
 _INTEGERS = frozenset({"mamba_num", "largest_len", "waiting_image_req", "full_token", "swa_token"})
 
-_BATCH = re.compile(r"(Decode|Prefill) batch(?: \[(\d+)\])?[.,] ?")
+_BATCH = re.compile(r"(Decode|Prefill) batch(?: \[(\d{1,18})\])?[.,] ?")
 _VALUE = re.compile(r"(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|inf|nan)%?$|True$|False$")
 
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.assemble import Assembler
-from hicache_lab.forensics.logs.origin import said_by_sglang
 from hicache_lab.forensics.logs.reader import Source, arrays, begins_with_record, chunks, follow, sources
 from hicache_lab.forensics.logs.run import Run
 from hicache_lab.forensics.logs.scanning import beginning, scans, whole_chunk
@@ -260,7 +259,7 @@ class _Stream:
     def _take(self, events: Iterable[ev.Event]) -> None:
         for event in events:
             self.log.recognised_lines += 1
-            self.log.own_lines += said_by_sglang(event)
+            self.log.own_lines += event.is_servers_own
             if isinstance(event, ev.Access):
                 self.log.access[f"{(event.status or 0) // 100}xx"] += 1
                 continue

@@ -77,9 +77,20 @@ class Event:
         text: the message without its prefix.
         prefix: the record's own prefix as printed, for quoting the line.
         variant: the entry of the pattern table that recognised it.
+
+    A class says of its kind of statement:
+        kind: its name in JSON and in ``Run.counts``.
+        only_sglang: nobody but an SGLang server says it.
+        is_error: something failed.
+        is_per_rank: every rank says it, so its prefix shows which ranks there are.
+        headline: what a timeline calls it; empty for what no timeline shows.
     """
 
     kind: ClassVar[str] = "event"
+    only_sglang: ClassVar[bool] = False
+    is_error: ClassVar[bool] = False
+    is_per_rank: ClassVar[bool] = False
+    headline: ClassVar[str] = ""
     where: SourceLine
     at: datetime | None = None
     rank: Rank = Rank()
@@ -87,9 +98,17 @@ class Event:
     variant: str = ""
     prefix: str = ""
 
+    @property
+    def is_servers_own(self) -> bool:
+        """Whether only an SGLang server says this: by the statement, or by a rank in the record's prefix.
+
+        A traceback, an access log or a kernel line alone does not make an SGLang log.
+        """
+        return self.only_sglang or bool(self.rank.tags)
+
     def __repr__(self) -> str:
-        told = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self))
-        return f"{type(self).__name__}({', '.join(told)})"
+        values = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self))
+        return f"{type(self).__name__}({', '.join(values)})"
 
 
 @_event
@@ -97,8 +116,15 @@ class ServerArgs(Event):
     """The server's arguments after resolution: ``args`` as printed, for quoting; ``launch`` to compute with."""
 
     kind = "server_args"
+    only_sglang = True
     args: Mapping[str, Any] = field(default_factory=lambda: NOTHING, hash=False)
     launch: LaunchConfig | None = None
+
+
+_ONLY_SGLANG_MILESTONES = frozenset(
+    "ready weights_begin weights_end dist_begin dist_end memory_baseline pool_end tree_init graph_begin graph_end "
+    "timings".split()
+)
 
 
 @_event
@@ -106,6 +132,7 @@ class Milestone(Event):
     """A step of the start-up or the shut-down: ``name`` says which."""
 
     kind = "milestone"
+    is_per_rank = True
     name: str
     label: str | None = None
     avail_bytes: int | None = None
@@ -125,12 +152,19 @@ class Milestone(Event):
     total_s: float | None = None
     batch_sizes: tuple[int, ...] | None = None
 
+    @property
+    def is_servers_own(self) -> bool:
+        """By its process, its name or its rank."""
+        return bool(self.rank.tags) or self.name in _ONLY_SGLANG_MILESTONES
+
 
 @_event
 class DevicePool(Event):
     """A pool on the device. ``final`` is false for an upper bound of address space, which is not an allocation."""
 
     kind = "device_pool"
+    only_sglang = True
+    is_per_rank = True
     pool: str = "kv"
     tokens: int | None = None
     swa_tokens: int | None = None
@@ -160,6 +194,8 @@ class Capacity(Event):
     """The scheduler's capacity line; ``max_total_num_tokens`` is the device tokens of one rank."""
 
     kind = "capacity"
+    only_sglang = True
+    is_per_rank = True
     max_total_num_tokens: int | None = None
     chunked_prefill_size: int | None = None
     max_prefill_tokens: int | None = None
@@ -174,6 +210,8 @@ class HostPool(Event):
     """One host pool of one rank: the line is printed before the memory is taken."""
 
     kind = "host_pool"
+    only_sglang = True
+    is_per_rank = True
     pool: str
     bytes: int
     tokens: int | None = None
@@ -189,6 +227,10 @@ class HostRefusal(Event):
     """The server's own check refused a host pool; what ``free_bytes`` means depends on the release."""
 
     kind = "host_refusal"
+    only_sglang = True
+    is_error = True
+    is_per_rank = True
+    headline = "host pool refused"
     pool: str = "kv"
     requested_bytes: int | None = None
     free_bytes: int | None = None
@@ -199,6 +241,8 @@ class HostSmaller(Event):
     """The host pool is not larger than the device pool: an assertion up to 0.5.14, a warning later."""
 
     kind = "host_smaller"
+    only_sglang = True
+    headline = "host pool not larger than the device pool"
     pool: str = "kv"
     host_tokens: int | None = None
     device_tokens: int | None = None
@@ -210,6 +254,7 @@ class HostSizing(Event):
     """The server sized or adjusted the host tier itself, or said what memory it saw."""
 
     kind = "host_sizing"
+    only_sglang = True
     name: str
     ratio_from: float | None = None
     ratio_to: float | None = None
@@ -228,6 +273,9 @@ class PinFailure(Event):
     """The driver refused to pin or register host memory."""
 
     kind = "pin_failure"
+    only_sglang = True
+    is_error = True
+    headline = "pinning failed"
     rc: int | None = None
     offset: int | None = None
     size_bytes: int | None = None
@@ -239,6 +287,7 @@ class SettingChanged(Event):
     """The server changed a setting that the user gave."""
 
     kind = "rewrite"
+    only_sglang = True
     setting: str
     value: str | None = None
     io_backend: str | None = None
@@ -249,6 +298,8 @@ class HostPressure(Event):
     """The host tier could not take or give back tokens."""
 
     kind = "host_pressure"
+    only_sglang = True
+    headline = "host tier too full"
     name: str
     tokens: int | None = None
     evictable: int | None = None
@@ -261,6 +312,7 @@ class Storage(Event):
     """The third tier: prefetch, backup, and their failures."""
 
     kind = "storage"
+    only_sglang = True
     name: str
     state: str | None = None
     rid: str | None = None
@@ -280,6 +332,8 @@ class Batch(Event):
     """A prefill or decode line. ``other`` keeps every field that has no attribute of its own, by column name."""
 
     kind = "batch"
+    only_sglang = True
+    is_per_rank = True
     phase: str
     iteration: int | None = None
     running_req: int | None = None
@@ -309,6 +363,8 @@ class Retraction(Event):
     """The device pool was full and running requests were put back into the queue."""
 
     kind = "retraction"
+    only_sglang = True
+    headline = "requests retracted"
     retracted: int | None = None
     aborted: int | None = None
     tokens_gained: int | None = None
@@ -321,6 +377,9 @@ class TokenShortage(Event):
     """The device pool could not give the tokens a batch needed (``phase``: decode, prefill, start or last)."""
 
     kind = "token_shortage"
+    only_sglang = True
+    is_error = True
+    headline = "no device tokens"
     phase: str
     requested: int | None = None
     available: int | None = None
@@ -331,6 +390,7 @@ class RequestRejected(Event):
     """A request that was turned away, or a flush refused because requests were pending."""
 
     kind = "turned_away"
+    only_sglang = True
     name: str
     input_tokens: int | None = None
     max_tokens: int | None = None
@@ -343,9 +403,16 @@ class Failure(Event):
     """An exception, or the statement that a process hit one."""
 
     kind = "failure"
+    is_error = True
+    headline = "exception"
     exception: str | None = None
     message: str | None = None
     process: str | None = None
+
+    @property
+    def is_servers_own(self) -> bool:
+        """By its process, its name or its rank."""
+        return bool(self.rank.tags) or self.process is not None
 
 
 @_event
@@ -353,6 +420,8 @@ class GpuOom(Event):
     """The device allocator had no room."""
 
     kind = "gpu_oom"
+    is_error = True
+    headline = "GPU out of memory"
     tried_bytes: int | None = None
     gpu: int | None = None
     total_bytes: int | None = None
@@ -364,6 +433,9 @@ class ProcessDeath(Event):
     """A process of the server died; only ``exit_code`` says how, the hint in the text is printed for every code."""
 
     kind = "process_death"
+    only_sglang = True
+    is_error = True
+    headline = "process died"
     index: int | None = None
     name: str | None = None
     pid: int | None = None
@@ -380,6 +452,8 @@ class Stall(Event):
     """Somebody stopped waiting: watchdog, health check, collective operation."""
 
     kind = "stall"
+    is_error = True
+    headline = "somebody stopped waiting"
     name: str
     process: str | None = None
     timeout_s: float | None = None
@@ -387,12 +461,18 @@ class Stall(Event):
     index: int | None = None
     op: str | None = None
 
+    @property
+    def is_servers_own(self) -> bool:
+        """By its process, its name or its rank."""
+        return bool(self.rank.tags) or self.name in ("sigquit", "watchdog", "health_check")
+
 
 @_event
 class KernelOom(Event):
     """The kernel killed a process for memory (``cgroup``: a control group's limit, not the host's)."""
 
     kind = "kernel_oom"
+    is_error = True
     pid: int | None = None
     comm: str | None = None
     cgroup: bool = False
@@ -414,6 +494,7 @@ class Defunct(Event):
     """A zombie in a process listing."""
 
     kind = "defunct"
+    is_error = True
     pid: int | None = None
     comm: str | None = None
 
@@ -423,6 +504,7 @@ class RequestStats(Event):
     """The times of one request."""
 
     kind = "request_stats"
+    only_sglang = True
     rid: str | None = None
     input_len: int | None = None
     cached_input_len: int | None = None

@@ -16,20 +16,6 @@ from hicache_lab.forensics.logs.columns import MISSING, MISSING_FLAG
 if TYPE_CHECKING:
     import pandas as pd
 
-ERROR_KINDS = frozenset(
-    {
-        "host_refusal",
-        "pin_failure",
-        "token_shortage",
-        "failure",
-        "gpu_oom",
-        "process_death",
-        "stall",
-        "kernel_oom",
-        "defunct",
-    }
-)
-
 
 def batches(log: Log, phase: str) -> pd.DataFrame:
     """The ``decode`` or ``prefill`` lines, one row each, in the order of the log.
@@ -118,7 +104,7 @@ def errors(log: Log) -> pd.DataFrame:
         }
         for run in log.runs
         for event in run.events
-        if event.kind in ERROR_KINDS
+        if event.is_error
     ]
     frame = pd.DataFrame(rows, columns=["at", "file", "line", "run", "rank", "kind", "text"])
     return frame.astype({"at": "datetime64[ms]"})

@@ -25,7 +25,7 @@ _LOGGER = re.compile(
     r"(?:[a-z_]\w*(?:\.\w+)+(?::\d+)?: )?"
 )
 _FIND_STAMP = re.compile(_STAMP)
-_TAG = re.compile(r"([A-Za-z_][A-Za-z_.]*?)(\d+)?$")
+_TAG = re.compile(r"([A-Za-z_][A-Za-z_.]*?)(\d{1,9})?$")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00\x08]")
 _QUOTED = ("server_args=", "Receive: ", "Finish: ", "ReqTimeStats(", "Req Time Stats(")
 

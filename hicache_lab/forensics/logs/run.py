@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 # events of one kind kept with their text; the rest is only counted
 KEEP = 1000
 _E = TypeVar("_E", bound=ev.Event)
-_RANKED = frozenset({"milestone", "device_pool", "capacity", "host_pool", "host_refusal", "batch"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ class Run:
         self.counts[event.kind] += 1
         if self.counts[event.kind] <= KEEP:
             self.events.append(event)
-        if event.rank.tags and event.kind in _RANKED:
+        if event.rank.tags and event.is_per_rank:
             self.labels.setdefault(event.rank.label)
         self.lines.setdefault(event.variant + ":" + event.text[:60], event.text[:4000])
         if len(self.lines) > KEEP:
@@ -170,7 +169,7 @@ class Run:
         """Labels of the ranks that spoke; ``""`` alone stands for the one scheduler of an untagged log."""
         if self.labels:
             return sorted(self.labels, key=lambda label: [(len(part), part) for part in label.split()])
-        alone = any(event.kind in _RANKED for event in self.events) or self.batches.by_rank
+        alone = any(event.is_per_rank for event in self.events) or self.batches.by_rank
         return [""] if alone else []
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,8 @@ from hicache_lab.base.units import GB, GIB, KIB, MIB
 from hicache_lab.forensics.logs import events as ev
 
 N = r"-?\d+(?:\.\d+)?"
+# a number that is not the beginning of a longer one: "1e4" is not 1
+_WHOLE_NUMBER = rf"{N}(?![\d.]*[eE][+-]?\d)"
 UNITS: dict[str, Callable[[str], Any]] = {
     "int": lambda text: int(float(text)),
     "float": float,
@@ -26,12 +29,12 @@ UNITS: dict[str, Callable[[str], Any]] = {
 }
 _VALUES = {
     "int": r"-?\d+(?:\.0)?(?![\d.]*\d|[eE][+-]?\d)",
-    "float": rf"{N}|inf|nan",
+    "float": rf"{N}(?:[eE][+-]?\d+)?|inf|nan",
     "str": r"[^\s,;)]*[^\s,;).]",
-    "ms": N,
+    "ms": _WHOLE_NUMBER,
     "bool": "True|False",
-    "gb": N,
-    "gib": N,
+    "gb": _WHOLE_NUMBER,
+    "gib": _WHOLE_NUMBER,
     "kb": r"\d+",
     "ints": r"\[[\d, ]*\]",
 }
@@ -84,10 +87,16 @@ class Pattern:
         fields = dict(self.const)
         for name, text in found.groupdict().items():
             base, _, unit = name.rpartition("__")
-            if text is not None:
-                fields[base or name] = UNITS[unit](text) if base else text
+            if text is not None and base:
+                try:
+                    fields[base] = UNITS[unit](text)
+                except (ValueError, OverflowError):
+                    return None  # not a number, or beyond any machine's
+            elif text is not None:
+                fields[name] = text
         for name, regex, convert in self.readers:
             value = regex.search(message)
             if value:
-                fields[name] = convert(value[1])
+                with suppress(ValueError, OverflowError):
+                    fields[name] = convert(value[1])
         return fields

@@ -9,7 +9,6 @@ from typing import Any
 from hicache_lab.base.units import format_both, format_gb
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.collect import Log
-from hicache_lab.forensics.logs.frames import ERROR_KINDS
 from hicache_lab.forensics.logs.prefix import printable
 from hicache_lab.forensics.logs.run import Peak, Run
 
@@ -78,7 +77,7 @@ def run_json(run: Run) -> dict[str, Any]:
             "lines": run.counts["retraction"],
             "requests": sum(event.retracted or 0 for event in run.of(ev.Retraction)),
         },
-        "errors": [_error(event) for event in run.events if event.kind in ERROR_KINDS],
+        "errors": [_error(event) for event in run.events if event.is_error],
         "events": dict(sorted(run.counts.items())),
     }
 
@@ -122,7 +121,7 @@ def _run_text(run: Run) -> list[str]:
         )
     if run.counts["retraction"]:
         out.append(f"  retractions  {run.counts['retraction']}")
-    failures = [event for event in run.events if event.kind in ERROR_KINDS]
+    failures = [event for event in run.events if event.is_error]
     out += [f"  {event.where}  {event.rank.label or '-'}  {event.text[:160]}" for event in failures[:12]]
     if len(failures) > 12:
         out.append(f"  … and {len(failures) - 12} more; --json lists them")
