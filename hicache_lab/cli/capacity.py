@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import Any
 
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.base.units import format_gb
-from hicache_lab.host import HostMemory, read_host
-from hicache_lab.host.cgroups import CgroupLevel, CgroupMemory
+from hicache_lab.host import read_host
 from hicache_lab.preflight import Answer, Question, advise, ask, assess, corrected_line, explain
-from hicache_lab.preflight.ask import DEVICE_FACTS, HOST_FACTS, OTHER_FACTS
+from hicache_lab.preflight.ask import DEVICE_FACTS, HOST_FACTS, OTHER_FACTS, release_of
 from hicache_lab.preflight.decode import host_pool_without_hicache
 from hicache_lab.preflight.inverse import Advice
 from hicache_lab.preflight.record import answer_record
-from hicache_lab.sglang.launch import LaunchConfig, parse_launch
+from hicache_lab.sglang.launch import LaunchConfig, launch_from_flags, parse_launch
 from hicache_lab.sizing.guard import RESERVE_TEXT
 
 EXIT = {"FITS": 0, "TIGHT": 0, "UNKNOWN": 1, "RACE": 3, "REFUSED": 3, "ASSERT": 3, "OOM_RISK": 3}
@@ -120,65 +118,22 @@ def _config(command: str, args: argparse.Namespace) -> LaunchConfig:
         folder = Path(args.source).resolve().parent if args.source not in (None, "-") else Path.cwd()
         return parse_launch(_pasted(args), sglang_version=args.sglang_version, base_dir=folder)
     model = "inline" if args.model.lstrip().startswith("{") else args.model
-    config = parse_launch(["python", "-m", "sglang.launch_server", "--model-path", model, *args.rest])
     # plan answers for given flags, not for a line that was pasted: nothing is refused for how it is spelt
-    return replace(config, enable_hierarchical_cache=True, source=None)
-
-
-def _version(config: LaunchConfig, given: str | None) -> tuple[str, str | None]:
-    """The release asked for, or the one that the container's image names."""
-    if given:
-        return given, None
-    tag = (config.container.image_tag if config.container else None) or ""
-    match = re.search(r"v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)", tag)
-    if match:
-        return match[1], f"release {match[1]} taken from the image tag {tag!r}; --sglang-version says otherwise"
-    raise UsageError("--sglang-version: give the SGLang release (pip show sglang), e.g. --sglang-version 0.5.8")
-
-
-def _host(args: argparse.Namespace, config: LaunchConfig) -> tuple[HostMemory | None, dict[str, str]]:
-    facts = {name: value for name in HOST_FACTS if (value := getattr(args, name)) is not None}
-    # --memory 0 is docker's "no limit"
-    limit = (config.container.memory_bytes if config.container else None) or None
-    if limit is not None and "cgroup_limit" not in facts:
-        facts["cgroup_limit"] = f"{limit}B"
-    if not args.this_host:
-        return None, facts if "host_ram" in facts or "available" in facts else {
-            name: value for name, value in facts.items() if name in ("host_ram", "available")
-        }
-    stated = [name for name in HOST_FACTS if getattr(args, name) is not None]
-    if stated:
-        raise UsageError(f"--this-host and --{stated[0].replace('_', '-')} exclude each other: measured or stated")
-    host = read_host()
-    return (host if limit is None else _in_container(host, limit)), {}
-
-
-def _in_container(host: HostMemory, limit_bytes: int) -> HostMemory:
-    """This machine with the memory limit that the launch line gives its container, which starts empty."""
-    level = CgroupLevel("the launch line's container", "limit", limit_bytes, 0)
-    levels = host.cgroup.levels if host.cgroup else ()
-    return replace(host, cgroup=CgroupMemory(2, "stated", (*levels, level)))
+    return replace(launch_from_flags(args.rest, model=model, enable_hierarchical_cache=True), source=None)
 
 
 def _question(command: str, args: argparse.Namespace) -> tuple[Question, LaunchConfig, list[str]]:
     config = _config(command, args)
-    version, note = _version(config, args.sglang_version)
-    model = _model(args.model) if args.model else config.model
-    if model is None:
-        raise UsageError("--model: the launch line names no --model-path; give --model")
-    host, facts = _host(args, config)
-    extra = {name: value for name in (*OTHER_FACTS, *DEVICE_FACTS) if (value := getattr(args, name)) is not None}
+    version, note = release_of(config, args.sglang_version)
     question = ask(
-        model,
+        _model(args.model) if args.model else None,
         version,
-        host=host,
+        host=read_host() if args.this_host else None,
         config=config,
         geometry_overrides=_overrides(args.geometry),
-        **facts,
-        **extra,
+        **{name: getattr(args, name) for name in (*HOST_FACTS, *OTHER_FACTS, *DEVICE_FACTS)},
     )
-    notes = [*config.notes, *([note] if note else [])]
-    return question, config, notes
+    return question, config, [*config.notes, *([note] if note else [])]
 
 
 def _report(answer: Answer, advice: Advice, args: argparse.Namespace, extra: dict[str, Any]) -> int:

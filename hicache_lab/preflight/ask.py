@@ -1,52 +1,73 @@
-"""One door for a question in plain words: the flags of ``hicache-lab plan`` as keyword arguments."""
+"""The one way from facts to a Question: a launch, a host and what limits it, none of it lost on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from hicache_lab.base.errors import UsageError
-from hicache_lab.base.units import GB, parse_bytes
-from hicache_lab.host import HostMemory
+from hicache_lab.base.units import GB, MIB, parse_bytes
+from hicache_lab.host import CgroupLevel, CgroupMemory, HostMemory
 from hicache_lab.preflight.verdict import Question
-from hicache_lab.sglang.launch import LaunchConfig
+from hicache_lab.sglang.launch import LaunchConfig, changed, parse_launch
 from hicache_lab.sglang.launch.config import FIELD_TYPES, FLAG_FIELDS, check_type
 from hicache_lab.sglang.releases import rules_for
 from hicache_lab.sizing.geometry import ModelGeometry, load_geometry
 from hicache_lab.sizing.rank import DeviceFacts
 
-HOST_FACTS = ("host_ram", "available", "hugepages", "cgroup_limit", "cgroup_usage")
+CONTAINER_FACTS = ("cgroup_limit", "cgroup_usage")
+HOST_FACTS = ("host_ram", "available", "hugepages", *CONTAINER_FACTS)
 DEVICE_FACTS = ("device_tokens", "device_kv_gb", "swa_device_tokens", "mamba_slots")
 _WHOLE_FACTS = ("device_tokens", "swa_device_tokens", "mamba_slots")
 OTHER_FACTS = ("overhead", "headroom", "draft_model")
 
 
-def host_from_facts(facts: Mapping[str, str | None]) -> tuple[HostMemory | None, bool]:
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _stated_bytes(facts: Mapping[str, Any], name: str) -> int | None:
+    """A stated amount: text with its unit, or whole bytes.
+
+    Raises:
+        UsageError: no unit, or a number so small that GB must have been meant.
+    """
+    value = facts.get(name)
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        if 0 < value < MIB:
+            raise UsageError(f'{_option(name)}: {value} bytes? write the unit, for example "{value}GB"')
+        return value
+    return parse_bytes(str(value), what=_option(name))
+
+
+def host_from_facts(facts: Mapping[str, str | int | None]) -> tuple[HostMemory | None, bool]:
     """Stated memory facts as a host, and whether its RAM is among them.
 
     Args:
-        facts: ``HOST_FACTS``, each a quantity with its unit ("449GB"), None or absent.
+        facts: ``HOST_FACTS``, each a quantity with its unit ("449GB"), whole bytes, None or absent.
 
     Returns:
         None when nothing was said of the host; with only ``available`` known, RAM is not known.
+
+    Raises:
+        UsageError: a quantity without its unit, or facts that need another one or contradict each other.
     """
-    known = {
-        name: parse_bytes(str(text), what="--" + name.replace("_", "-"))
-        for name, text in facts.items()
-        if name in HOST_FACTS and text is not None
-    }
+    known = {name: amount for name in HOST_FACTS if (amount := _stated_bytes(facts, name)) is not None}
     if "host_ram" not in known and "available" not in known:
         if known:
             raise UsageError(
-                f"--{next(iter(known)).replace('_', '-')} needs --host-ram or --available beside it: "
+                f"{_option(next(iter(known)))} needs --host-ram or --available beside it: "
                 "it only lowers what the host has"
             )
         return None, False
-    total = known.get("host_ram", known.get("available", 0))
     host = HostMemory.stated(
-        total_bytes=total,
+        total_bytes=known.get("host_ram", known.get("available", 0)),
         available_bytes=known.get("available"),
         hugepages_bytes=known.get("hugepages", 0) if "host_ram" in known else 0,
         cgroup_limit_bytes=known.get("cgroup_limit"),
@@ -55,13 +76,48 @@ def host_from_facts(facts: Mapping[str, str | None]) -> tuple[HostMemory | None,
     return host, "host_ram" in known
 
 
+def _limited(host: HostMemory, name: str, limit_bytes: int, usage_bytes: int) -> HostMemory:
+    """The host seen from inside one more container."""
+    level = CgroupLevel(name, "limit", limit_bytes, usage_bytes)
+    levels = host.cgroup.levels if host.cgroup else ()
+    return replace(host, cgroup=CgroupMemory(2, "stated", (*levels, level)))
+
+
+def _host(host: HostMemory | None, config: LaunchConfig, facts: Mapping[str, Any]) -> tuple[HostMemory | None, bool]:
+    """The host that the launch meets: measured or stated, inside every container that is known of.
+
+    The limit that the launch line itself gives its container holds beside a stated one: the smaller one kills. Its
+    usage is what is stated of the container, otherwise it starts empty.
+    """
+    stated = {name: facts[name] for name in HOST_FACTS if facts.get(name) is not None}
+    # --memory 0 is docker's "no limit"
+    carried = (config.container.memory_bytes if config.container else None) or None
+    usage = _stated_bytes(stated, "cgroup_usage")
+    if carried is not None and "cgroup_limit" not in stated:
+        stated.pop("cgroup_usage", None)
+    if host is None:
+        host, ram_is_known = host_from_facts(stated)
+    else:
+        ram_is_known = True
+        measured = next((name for name in stated if name not in CONTAINER_FACTS), None)
+        if measured is not None:
+            raise UsageError(f"{_option(measured)}: the host's memory is measured or stated, not both")
+        limit = _stated_bytes(stated, "cgroup_limit")
+        if limit is None and "cgroup_usage" in stated:
+            raise UsageError("--cgroup-usage says nothing without --cgroup-limit")
+        host = host if limit is None else _limited(host, "stated", limit, usage or 0)
+    if host is not None and carried is not None:
+        host = _limited(host, "the launch line's container", carried, usage or 0)
+    return host, ram_is_known
+
+
 def device_from_facts(facts: Mapping[str, Any]) -> DeviceFacts:
     """Device facts; tokens must be positive whole numbers, ``device_kv_gb`` GB (1e9) of KV on one rank."""
     for name in DEVICE_FACTS:
         value = facts.get(name)
         check_type(name, value, float if name == "device_kv_gb" else int)
         if value is not None and not 0 < value < _MOST_DEVICE:
-            raise UsageError(f"--{name.replace('_', '-')}: expected a number above 0 and below 1e15, got {value}")
+            raise UsageError(f"{_option(name)}: expected a number above 0 and below 1e15, got {value}")
     kv_gb = facts.get("device_kv_gb")
     return DeviceFacts(
         tokens=facts.get("device_tokens"),
@@ -71,29 +127,46 @@ def device_from_facts(facts: Mapping[str, Any]) -> DeviceFacts:
     )
 
 
+def release_of(config: LaunchConfig, stated: str | None = None) -> tuple[str, str | None]:
+    """The release to judge by, and a note where it was not stated but taken from the container's image tag.
+
+    Raises:
+        UsageError: neither says it.
+    """
+    if stated:
+        return stated, None
+    tag = (config.container.image_tag if config.container else None) or ""
+    match = re.search(r"v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)", tag)
+    if match:
+        return match[1], f"release {match[1]} taken from the image tag {tag!r}; --sglang-version says otherwise"
+    raise UsageError("--sglang-version: give the SGLang release (pip show sglang), e.g. --sglang-version 0.5.8")
+
+
 def ask(
-    model: str | Path | Mapping[str, Any] | ModelGeometry,
-    sglang_version: str,
+    model: str | Path | Mapping[str, Any] | ModelGeometry | None = None,
+    sglang_version: str | None = None,
     *,
+    config: LaunchConfig | str | Sequence[str] | None = None,
     host: HostMemory | None = None,
-    config: LaunchConfig | None = None,
     geometry_overrides: Mapping[str, Any] | None = None,
     **facts: Any,
 ) -> Question:
-    """A question about one launch.
+    """The question that one launch on one host is.
 
     Args:
-        model: a catalogue name, a config.json, an inline geometry, or a loaded geometry.
-        sglang_version: the release, e.g. "0.5.8".
-        host: a host that was read (``read_host()``), instead of stated facts.
-        config: parsed launch flags, instead of flags given here.
+        model: a catalogue name, a config.json, an inline geometry, or a loaded geometry; None takes the launch's own.
+        sglang_version: the release, e.g. "0.5.8"; None takes the one that the container's image names.
+        config: the launch, as text that people paste (a line, docker, a manifest), as words, or parsed. The memory
+            limit of its container counts. Without it the launch is made of the flags given here.
+        host: a host that was read (``read_host()``), instead of a stated one.
         geometry_overrides: explicit facts for an unknown architecture.
-        **facts: SGLang's flags under their own names (``tp_size=8, hicache_size=48, page_size=64 …``), host facts
-            (``host_ram="449GB", available="445GB", hugepages, cgroup_limit, cgroup_usage, overhead, headroom``) and
-            device facts (``device_tokens=116_000, device_kv_gb, swa_device_tokens, mamba_slots``).
+        **facts: SGLang's flags under their own names (``tp_size=8, hicache_size=48, page_size=64 …``; beside a launch
+            they replace its own), host facts (``host_ram="449GB", available="445GB", hugepages, cgroup_limit,
+            cgroup_usage, overhead, headroom``: text with a unit, or whole bytes) and device facts
+            (``device_tokens=116_000, device_kv_gb, swa_device_tokens, mamba_slots, draft_model``). None is "not given".
 
     Raises:
-        UsageError: an unknown name (with a suggestion) or a quantity without its unit.
+        UsageError: an unknown name (with a suggestion), a quantity without its unit, no model or release.
         UnknownFact: a model or release that is not known.
     """
     flags = {name: _whole(facts.pop(name), FIELD_TYPES[name]) for name in list(facts) if name in FLAG_FIELDS}
@@ -103,24 +176,27 @@ def ask(
         if name not in known:
             close = get_close_matches(name, [*known, *FLAG_FIELDS], n=1)
             raise UsageError(f"{name}: not a flag or fact known here{f'; did you mean {close[0]}?' if close else ''}")
+    if config is not None and not isinstance(config, LaunchConfig):
+        config = parse_launch(config, sglang_version=sglang_version)
+    model = config.model if model is None and config is not None else model
+    if model is None:
+        raise UsageError("--model: the launch line names no --model-path; give --model")
     geometry = model if isinstance(model, ModelGeometry) else load_geometry(model, overrides=geometry_overrides)
     if config is None:
         config = LaunchConfig(model=geometry.name, enable_hierarchical_cache=True, **flags)
+    elif flags:
+        config = changed(config, flags)
     check_numbers(config)
-    ram_is_known = True
-    if host is None:
-        host, ram_is_known = host_from_facts(facts)
-    overhead, headroom = facts.get("overhead"), facts.get("headroom")
-    draft = _draft(facts.get("draft_model"))
+    host, ram_is_known = _host(host, config, facts)
     return Question(
         config=config,
         geometry=geometry,
-        rules=rules_for(sglang_version),
+        rules=rules_for(release_of(config, sglang_version)[0]),
         host=host,
         device=device_from_facts(facts),
-        overhead_bytes=parse_bytes(str(overhead), what="--overhead") if overhead is not None else 0,
-        headroom_bytes=parse_bytes(str(headroom), what="--headroom") if headroom is not None else None,
-        draft=draft,
+        overhead_bytes=_stated_bytes(facts, "overhead") or 0,
+        headroom_bytes=_stated_bytes(facts, "headroom"),
+        draft=_draft(facts.get("draft_model")),
         ram_is_known=ram_is_known,
     )
 
@@ -169,9 +245,9 @@ def check_numbers(config: LaunchConfig) -> None:
     for name, most in _AT_LEAST_ONE.items():
         value = getattr(config, name)
         if value is not None and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+            raise UsageError(f"{_option(name)}: expected at least 1, got {value}")
         if value is not None and value > most:
-            raise UsageError(f"--{name.replace('_', '-')}: expected at most {most}, got {value}")
+            raise UsageError(f"{_option(name)}: expected at most {most}, got {value}")
     swa, mamba = config.swa_full_tokens_ratio, config.mamba_full_memory_ratio
     if swa is not None and not 0 < swa <= 1:
         raise UsageError(f"--swa-full-tokens-ratio: expected a number above 0 and up to 1, got {swa}")

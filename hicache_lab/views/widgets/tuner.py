@@ -15,6 +15,7 @@ from html import escape
 from typing import Any, Literal, TypeVar
 
 from hicache_lab.base.errors import HicacheLabError
+from hicache_lab.base.units import GB
 from hicache_lab.preflight import Advice, Answer, Question, advise, ask, assess, explain
 from hicache_lab.sglang.launch import render
 from hicache_lab.sglang.releases import VERIFIED
@@ -36,7 +37,7 @@ class TunerSettings:
     """What the controls say; GB are 1e9 bytes, ``hicache_size`` is GB per rank.
 
     ``used_gb`` is host memory that is taken before the launch, ``overhead_gb`` what the server takes besides its
-    pools. ``mode`` says which of size and ratio is set; ``auto`` sets neither.
+    pools; ``cgroup_limit_gb`` 0 is no container. ``mode`` says which of size and ratio is set; ``auto`` sets neither.
     """
 
     model: str = "kimi-k2.5"
@@ -50,6 +51,9 @@ class TunerSettings:
     host_ram_gb: int = 449
     used_gb: int = 4
     overhead_gb: int = 40
+    hugepages_gb: int = 0
+    cgroup_limit_gb: float = 0.0
+    cgroup_usage_gb: int = 0
     mode: Mode = "size"
     hicache_size: int = 48
     hicache_ratio: float = 2.5
@@ -74,9 +78,12 @@ class TunerSettings:
             page_size=self.page_size,
             kv_cache_dtype=self.kv_cache_dtype,
             device_tokens=self.device_tokens,
-            host_ram=f"{self.host_ram_gb}GB",
-            available=f"{max(0, self.host_ram_gb - self.used_gb)}GB",
-            overhead=f"{self.overhead_gb}GB",
+            host_ram=self.host_ram_gb * GB,
+            available=max(0, self.host_ram_gb - self.used_gb - self.hugepages_gb) * GB,
+            hugepages=self.hugepages_gb * GB,
+            cgroup_limit=round(self.cgroup_limit_gb * GB) or None,
+            cgroup_usage=self.cgroup_usage_gb * GB if self.cgroup_limit_gb else None,
+            overhead=self.overhead_gb * GB,
             **tier,
         )
 
@@ -190,7 +197,7 @@ class Tuner:
 
         names = list(self.controls)
         columns = [
-            VBox([self.controls[name] for name in names[start : start + 5]]) for start in range(0, len(names), 5)
+            VBox([self.controls[name] for name in names[start : start + 6]]) for start in range(0, len(names), 6)
         ]
         return VBox([HBox(columns), self.figure, self.words, self.line])
 
@@ -242,6 +249,11 @@ def _controls(start: TunerSettings) -> dict[str, Any]:
         "host_ram_gb": whole("host RAM (GB)", 16, 4096, start.host_ram_gb),
         "used_gb": whole("used before (GB)", 0, 512, start.used_gb),
         "overhead_gb": whole("server besides (GB)", 0, 512, start.overhead_gb),
+        "hugepages_gb": whole("huge pages (GB)", 0, 2048, start.hugepages_gb),
+        "cgroup_limit_gb": w.BoundedFloatText(
+            min=0, max=10**6, step=1, value=start.cgroup_limit_gb, description="container limit (GB)", **wide
+        ),
+        "cgroup_usage_gb": whole("container uses (GB)", 0, 512, start.cgroup_usage_gb),
         "mode": w.ToggleButtons(
             options=("size", "ratio", "auto"), value=start.mode, description="host tier by", style=buttons
         ),
