@@ -10,7 +10,7 @@ from typing import Any
 from hicache_lab import race
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import GB, format_gb, parse_bytes
-from hicache_lab.race import Replay, Story
+from hicache_lab.race import RaceResult, Scenario
 from hicache_lab.sglang import source
 
 INCIDENT_OTHER_BYTES = 4 * GB  # 449 GB of RAM, 445 GB available
@@ -35,7 +35,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     add("--order", choices=["rank", "reversed", "random"], default="rank", help="who checks first")
     add("--seed", type=int, default=0)
     add("--no-launcher", action="store_true", help="a refusal ends its rank only, not the whole launch")
-    add("--map", action="store_true", help="the outcome for every skew and size, instead of one story")
+    add("--map", action="store_true", help="the outcome for every skew and size, instead of one race")
     add("--physical", action="store_true", help="real processes in a memory control group, killed by the kernel")
     add("--scale", type=int, help="physical: bytes are divided by this (1000)")
     add("--cap", help="physical: never a larger control group than this (1GB)")
@@ -48,7 +48,7 @@ def run(command: str, args: argparse.Namespace) -> int:
     return _read_source(args) if command == "read-source" else _replay(args)
 
 
-def _story(args: argparse.Namespace) -> Story:
+def _scenario(args: argparse.Namespace) -> Scenario:
     host = parse_bytes(args.host_ram, what="--host-ram")
     if args.available is None and host <= INCIDENT_OTHER_BYTES:
         raise UsageError(
@@ -60,7 +60,7 @@ def _story(args: argparse.Namespace) -> Story:
     )
     if not 0 < args.hicache_size < 10**9:
         raise UsageError(f"--hicache-size: expected GB per rank above 0, got {args.hicache_size}")
-    return race.story_of_release(
+    return race.scenario_of_release(
         args.sglang_version,
         size_gb=args.hicache_size,
         ranks=args.ranks,
@@ -78,81 +78,81 @@ def _story(args: argparse.Namespace) -> Story:
 def _replay(args: argparse.Namespace) -> int:
     for flag, value in [("--scale", args.scale), ("--cap", args.cap), ("--cgroup", args.cgroup)]:
         if value is not None and not args.physical:
-            raise UsageError(f"{flag}: belongs to the physical replay; add --physical, or leave it out")
-    story = _story(args)
+            raise UsageError(f"{flag}: belongs to the physical race; add --physical, or leave it out")
+    scenario = _scenario(args)
     if args.map:
         if args.physical:
-            raise UsageError("--map: only the virtual replay draws it; leave --physical out")
-        return _map(story, args.json)
-    said = race.simulate(story)
-    told = said
+            raise UsageError("--map: only the virtual race draws it; leave --physical out")
+        return _map(scenario, args.json)
+    simulated = result = race.simulate(scenario)
     if args.physical:
         cap = parse_bytes(args.cap or "1GB", what="--cap")
         scale = 1000 if args.scale is None else args.scale
-        told = race.enact(story, scale=scale, cap_bytes=cap, parent=args.cgroup)
+        result = race.run_physical(scenario, scale=scale, cap_bytes=cap, parent=args.cgroup)
     if args.json:
-        print(json.dumps(replay_json(told), indent=1))
+        print(json.dumps(replay_json(result), indent=1))
     else:
-        print("\n".join(replay_lines(told)))
-        if told is not said:
-            print(f"  the virtual model says: {_counts(said)}; peak {format_gb(said.peak_bytes)}")
-    return 0 if told.outcome == "fits" else 3
+        print("\n".join(replay_lines(result)))
+        if result is not simulated:
+            print(f"  the virtual model says: {_counts(simulated)}; peak {format_gb(simulated.peak_bytes)}")
+    return 0 if result.outcome == "fits" else 3
 
 
-def _counts(told: Replay) -> str:
+def _counts(result: RaceResult) -> str:
     return (
-        f"{told.passed} passed their check, {told.refused} refused, {told.oom_kills} killed by the kernel, "
-        f"{told.survivors} survived"
+        f"{result.passed} passed their check, {result.refused} refused, {result.oom_kills} killed by the kernel, "
+        f"{result.survivors} survived"
     )
 
 
-def replay_lines(told: Replay) -> list[str]:
-    """The story for a terminal."""
-    story = told.story
-    scaled = f", really 1:{told.scale}" if told.scale > 1 else ""
+def replay_lines(result: RaceResult) -> list[str]:
+    """The race for a terminal."""
+    scenario = result.scenario
+    scaled = f", really 1:{result.scale}" if result.scale > 1 else ""
     lines = [
-        f"{told.outcome.upper()}  {_ranks(story)} × {format_gb(story.requested_bytes)} = "
-        f"{format_gb(story.ranks * story.requested_bytes)} on a host with {format_gb(story.host_bytes)} "
-        f"({format_gb(story.available_bytes)} available)  [SGLang {story.guard.release}, {told.provenance}{scaled}]"
+        f"{result.outcome.upper()}  {_ranks(scenario)} × {format_gb(scenario.requested_bytes)} = "
+        f"{format_gb(scenario.ranks * scenario.requested_bytes)} on a host with {format_gb(scenario.host_bytes)} "
+        f"({format_gb(scenario.available_bytes)} available)  "
+        f"[SGLang {scenario.rules.version}, {result.provenance}{scaled}]"
     ]
-    if story.guard.warning:
-        lines.append(f"  warning: {story.guard.warning}")
-    if story.pool_bytes != story.requested_bytes:
+    if scenario.rules.warning:
+        lines.append(f"  warning: {scenario.rules.warning}")
+    if scenario.pool_bytes != scenario.requested_bytes:
         lines.append(
-            f"  each pool takes {format_gb(story.pool_bytes)}: torch's pinned allocator rounds up to a power of two"
+            f"  each pool takes {format_gb(scenario.pool_bytes)}: torch's pinned allocator rounds up to a power of two"
         )
-    held = told.samples[0].used_bytes * told.scale
-    if held > story.other_bytes + story.host_bytes // 100:
+    held = result.samples[0].used_bytes * result.scale
+    if held > scenario.other_bytes + scenario.host_bytes // 100:
         lines.append(
-            f"  the processes themselves hold {format_gb(held)} at this scale, the story has "
-            f"{format_gb(story.other_bytes)} in use before the first check: a smaller --scale is truer"
+            f"  the processes themselves hold {format_gb(held)} at this scale, the scenario has "
+            f"{format_gb(scenario.other_bytes)} in use before the first check: a smaller --scale is truer"
         )
     lines.append(f"  {'rank':>4} {'checks at':>10} {'sees':>12} {'may take':>12} {'held':>12}  fate")
-    for rank in told.ranks:
-        sees = "-" if rank.saw_bytes is None else format_gb(rank.saw_bytes * told.scale)
-        allowed = "-" if rank.budget_bytes is None else format_gb(rank.budget_bytes * told.scale)
+    for rank in result.ranks:
+        sees = "-" if rank.saw_bytes is None else format_gb(rank.saw_bytes * result.scale)
+        allowed = "-" if rank.budget_bytes is None else format_gb(rank.budget_bytes * result.scale)
         end = "" if rank.end_seconds is None else f" at {rank.end_seconds:.1f} s"
         lines.append(
             f"  {rank.rank:>4} {rank.arrival_seconds:>8.1f} s {sees:>12} {allowed:>12} "
-            f"{format_gb(rank.peak_bytes * told.scale):>12}  {rank.fate.replace('_', '-')}{end}"
+            f"{format_gb(rank.peak_bytes * result.scale):>12}  {rank.outcome.replace('_', '-')}{end}"
         )
-    lines.append(f"  {_counts(told)}; peak {format_gb(told.peak_bytes * told.scale)}")
-    if told.refused and story.launcher:
+    lines.append(f"  {_counts(result)}; peak {format_gb(result.peak_bytes * result.scale)}")
+    if result.refused and scenario.launcher:
         lines.append("  a refused rank ends the launch: SGLang's launcher stops every other process")
-    if told.group is not None:
-        lines.append(f"  kernel's own count of OOM kills in {told.group}: {told.oom_kills}")
-        lines += [f"  kernel: {line}" for line in told.kernel_lines if line.startswith("Memory cgroup")]
+    if result.group is not None:
+        lines.append(f"  kernel's own count of OOM kills in {result.group}: {result.oom_kills}")
+        lines += [f"  kernel: {line}" for line in result.kernel_lines if line.startswith("Memory cgroup")]
     return lines
 
 
-def replay_json(told: Replay) -> dict[str, Any]:
-    """The JSON form of a replay; bytes as they really were (see ``scale``)."""
-    story = told.story
+def replay_json(result: RaceResult) -> dict[str, Any]:
+    """The JSON form of a race; bytes as they really were (see ``scale``)."""
+    scenario = result.scenario
     return {
-        "oom_kills": told.oom_kills,
-        "survivors": told.survivors,
-        "refused": told.refused,
-        "peak_bytes": told.peak_bytes,
+        "oom_kills": result.oom_kills,
+        "survivors": result.survivors,
+        "refused": result.refused,
+        "peak_bytes": result.peak_bytes,
         "ranks": [
             {
                 "rank": rank.rank,
@@ -162,48 +162,49 @@ def replay_json(told: Replay) -> dict[str, Any]:
                 "passed": rank.passed,
                 "peak_bytes": rank.peak_bytes,
                 "end_seconds": rank.end_seconds,
-                "fate": rank.fate,
+                "fate": rank.outcome,
             }
-            for rank in told.ranks
+            for rank in result.ranks
         ],
-        "outcome": told.outcome,
-        "passed": told.passed,
-        "provenance": told.provenance,
-        "scale": told.scale,
-        "speed": told.speed,
-        "sglang_version": story.guard.release,
-        "warning": story.guard.warning,
-        "per_rank_requested_bytes": story.requested_bytes,
-        "per_rank_resident_bytes": story.pool_bytes,
-        "host_bytes": story.host_bytes,
-        "available_bytes": story.available_bytes,
-        "skew_seconds": story.skew_seconds,
-        "seed": story.seed,
-        "group": told.group,
-        "kernel_lines": list(told.kernel_lines),
+        "outcome": result.outcome,
+        "passed": result.passed,
+        "provenance": result.provenance,
+        "scale": result.scale,
+        "speed": result.speed,
+        "sglang_version": scenario.rules.version,
+        "warning": scenario.rules.warning,
+        "per_rank_requested_bytes": scenario.requested_bytes,
+        "per_rank_resident_bytes": scenario.pool_bytes,
+        "host_bytes": scenario.host_bytes,
+        "available_bytes": scenario.available_bytes,
+        "skew_seconds": scenario.skew_seconds,
+        "seed": scenario.seed,
+        "group": result.group,
+        "kernel_lines": list(result.kernel_lines),
         "samples": [
-            {"seconds": s.seconds, "used_bytes": s.used_bytes, "rank_bytes": list(s.rank_bytes)} for s in told.samples
+            {"seconds": s.seconds, "used_bytes": s.used_bytes, "rank_bytes": list(s.rank_bytes)} for s in result.samples
         ],
     }
 
 
-def _ranks(story: Story) -> str:
-    return "1 rank" if story.ranks == 1 else f"{story.ranks} ranks"
+def _ranks(scenario: Scenario) -> str:
+    return "1 rank" if scenario.ranks == 1 else f"{scenario.ranks} ranks"
 
 
-def _map(story: Story, as_json: bool) -> int:
-    """Skew down, size across; the story's own size and skew are among them."""
-    fair = story.available_bytes / story.ranks / GB
+def _map(scenario: Scenario, as_json: bool) -> int:
+    """Skew down, size across; the scenario's own size and skew are among them."""
+    fair = scenario.available_bytes / scenario.ranks / GB
     spread = [float(round(fair * part)) for part in (0.4, 0.7, 0.85, 0.97, 1.05, 1.5, 3, 5)]
-    sizes = sorted({*spread, story.requested_bytes / GB, 48.0} - {0.0})
-    skews = sorted({0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 150.0, story.skew_seconds})
-    drawn = race.race_map(story, skews, sizes)
+    sizes = sorted({*spread, scenario.requested_bytes / GB, 48.0} - {0.0})
+    skews = sorted({0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 150.0, scenario.skew_seconds})
+    drawn = race.race_map(scenario, skews, sizes)
     if as_json:
         print(
             json.dumps({"skews_seconds": drawn.skews_seconds, "sizes_gb": drawn.sizes_gb, "outcomes": drawn.outcomes})
         )
         return 0
-    print(f"SGLang {story.guard.release}, {_ranks(story)}, {format_gb(story.available_bytes)} available [simulated]")
+    available = format_gb(scenario.available_bytes)
+    print(f"SGLang {scenario.rules.version}, {_ranks(scenario)}, {available} available [simulated]")
     print("seconds between checks \\ GB per rank")
     print(" " * 8 + "".join(f"{size:>9g}" for size in sizes))
     for skew, row in zip(drawn.skews_seconds, drawn.outcomes, strict=True):

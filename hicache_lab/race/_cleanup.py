@@ -1,6 +1,6 @@
-"""Ends a replay's control group: kill what is in it, remove it. A process of its own, standard library only.
+"""Ends a race's control group: kill what is in it, remove it. A process of its own, standard library only.
 
-The process waits for its standard input to close, which happens at any exit of the replay, even by SIGKILL.
+The process waits for its standard input to close, which happens at any exit of the race, even by SIGKILL.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def sweep(group: Path, patience_seconds: float = 10.0) -> bool:
 
 
 def withdraw(parent: Path) -> None:
-    """Take back the memory controller that a replay handed to the groups below ``parent`` (cgroup v2).
+    """Take back the memory controller that a race handed to the groups below ``parent`` (cgroup v2).
 
-    Not while another replay's group is there: the kernel would take its limit away without a word.
+    Not while another race's group is there: the kernel would take its limit away without a word.
     """
     if any(parent.glob("hicache-lab-*")):
         return

@@ -1,7 +1,7 @@
 """A memory control group of our own, for as long as a ``with`` block: v1 and v2, delegated or root.
 
 The group is a small host: a hard limit, no swap, the kernel's OOM killer on. Whatever ends the block, even
-SIGKILL of this process, a janitor process kills what is left in the group and removes it.
+SIGKILL of this process, a cleanup process kills what is left in the group and removes it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Group:
         counts = dict(line.split() for line in self.tree.read(file).splitlines())
         if "oom_kill" not in counts:
             raise HostError(
-                f"{file}: this kernel does not count OOM kills (Linux 4.13 and later do); use the virtual one"
+                f"{file}: this kernel does not count OOM kills (Linux 4.13 and later do); use the virtual race"
             )
         return int(counts["oom_kill"])
 
@@ -112,7 +112,7 @@ def find_layout(proc: Path = Path("/proc")) -> Layout:
         member = (proc / "self/cgroup").read_text().splitlines()
     except OSError as error:
         raise HostError(
-            f"physical replay needs Linux control groups: {error.filename}: {error.strerror}; use the virtual replay"
+            f"a physical race needs Linux control groups: {error.filename}: {error.strerror}; use the virtual race"
         ) from None
     groups = {}
     for line in member:
@@ -129,12 +129,12 @@ def find_layout(proc: Path = Path("/proc")) -> Layout:
             mount = Path(point)
             inside = os.path.relpath(groups[name], root)
             own = mount if inside.startswith("..") else mount / inside
-            if version == 2 and "memory" not in _words(mount / "cgroup.controllers"):
+            if version == 2 and "memory" not in _controllers(mount / "cgroup.controllers"):
                 continue
             return Layout(version, mount, own)
     raise HostError(
-        "physical replay needs a memory control group, and this machine mounts no memory controller "
-        "(cgroup v1 or v2); use the virtual replay"
+        "a physical race needs a memory control group, and this machine mounts no memory controller "
+        "(cgroup v1 or v2); use the virtual race"
     )
 
 
@@ -142,7 +142,7 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), text)
 
 
-def _words(file: Path) -> list[str]:
+def _controllers(file: Path) -> list[str]:
     try:
         return file.read_text().split()
     except OSError:
@@ -202,7 +202,7 @@ def _create(layout: Layout, tree: Tree, parents: list[Path], limit_bytes: int) -
                 _cleanup.withdraw(parent)
     raise HostError(
         "no memory control group could be made (" + "; ".join(reasons) + "). Run as root, or in a delegated group: "
-        "systemd-run --user --scope -p Delegate=yes hicache-lab replay --physical; or use the virtual replay"
+        "systemd-run --user --scope -p Delegate=yes hicache-lab replay --physical; or use the virtual race"
     )
 
 
@@ -224,7 +224,7 @@ def _limit(layout: Layout, tree: Tree, group: Path, limit_bytes: int) -> None:
 
 
 def remove_stale(parent: Path, tree: Tree) -> None:
-    """Remove empty groups of replays whose process is gone (both it and its janitor were killed)."""
+    """Remove empty groups of races whose process is gone (both it and its cleanup were killed)."""
     for group in parent.glob(f"{PREFIX}*-*"):
         owner = group.name.removeprefix(PREFIX).split("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
@@ -267,7 +267,7 @@ def memory_group(
     command = [sys.executable, "-I", "-S", _cleanup.__file__, str(path)]
     try:
         remove_stale(path.parent, tree)
-        janitor = subprocess.Popen(
+        cleanup = subprocess.Popen(
             [*command, str(path.parent)] if enabled else command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -275,13 +275,13 @@ def memory_group(
         )
     except OSError as error:
         tree.remove(path)
-        raise HostError(f"no process to clean up after the replay could be started: {error.strerror}") from None
+        raise HostError(f"no process to clean up after the race could be started: {error.strerror}") from None
     except BaseException:
         tree.remove(path)
         raise
     try:
         yield Group(path, layout.version, limit_bytes, tree)
     finally:
-        janitor.communicate()
+        cleanup.communicate()
         if path.exists() and not _cleanup.sweep(path):
             raise HostError(f"the control group {path} could not be removed; processes in it do not end")

@@ -22,7 +22,7 @@ from hicache_lab.base.errors import HostError, UsageError
 from hicache_lab.base.units import GB, MB, format_gb
 from hicache_lab.race import _rank
 from hicache_lab.race.cgroup import Group, memory_group
-from hicache_lab.race.scenario import NS, Fate, RankStory, Replay, Sample, Story
+from hicache_lab.race.scenario import NS, RaceResult, RaceSample, RankOutcome, RankResult, Scenario
 
 DEFAULT_CAP_BYTES = 1 * GB
 DEFAULT_PIN_SECONDS = 1.0  # how long one rank really takes for its pool
@@ -31,60 +31,60 @@ SPARE_BYTES = 256 * MB  # what the machine keeps beside the group
 DEADLINE_SECONDS = 120.0
 
 
-def scaled_limit_bytes(story: Story, scale: int, cap_bytes: int) -> int:
-    """The group's limit: the host's RAM divided by ``scale``.
+def scaled_limit_bytes(scenario: Scenario, scale: int, cap_bytes: int) -> int:
+    """The group's limit: the bytes in use at which the kernel kills, divided by ``scale``.
 
     Raises:
         UsageError: the limit is above the cap, or too small to hold the processes themselves.
     """
     if scale < 1:
         raise UsageError(f"--scale: expected 1 or more, got {scale}")
-    limit = story.host_bytes // scale
+    limit = scenario.full_bytes // scale
     if limit > cap_bytes:
         raise UsageError(
-            f"--scale: {format_gb(story.host_bytes)} / {scale} is {format_gb(limit)}, above the cap of "
-            f"{format_gb(cap_bytes)}; use --scale {-(-story.host_bytes // cap_bytes)} or more"
+            f"--scale: {format_gb(scenario.full_bytes)} / {scale} is {format_gb(limit)}, above the cap of "
+            f"{format_gb(cap_bytes)}; use --scale {-(-scenario.full_bytes // cap_bytes)} or more"
         )
-    least = 2 * MB * (story.ranks + 1)
+    least = 2 * MB * (scenario.ranks + 1)
     if limit < least:
         raise UsageError(
-            f"--scale: {format_gb(story.host_bytes)} / {scale} leaves {limit:,} bytes for {story.ranks} real "
+            f"--scale: {format_gb(scenario.full_bytes)} / {scale} leaves {limit:,} bytes for {scenario.ranks} real "
             f"processes, at least {least:,} are needed; use a smaller scale"
         )
     return limit
 
 
-def enact(
-    story: Story,
+def run_physical(
+    scenario: Scenario,
     *,
     scale: int = 1000,
     cap_bytes: int = DEFAULT_CAP_BYTES,
     pin_seconds: float = DEFAULT_PIN_SECONDS,
     parent: Path | None = None,
-) -> Replay:
-    """Tell the story with real processes, a memory control group and the kernel's own OOM killer.
+) -> RaceResult:
+    """Race with real processes, a memory control group and the kernel's own OOM killer.
 
     Ranks that are to check at the same moment do so before any of them takes a page, as SGLang's ranks do,
     which run in lock step; each reads the group's memory itself and decides itself. At each later check the earlier
-    ranks hold what the story says, no more and no less, however busy the machine; while nobody makes pages
-    resident, the story's clock skips to the next check.
+    ranks hold what the scenario says, no more and no less, however busy the machine; while nobody makes pages
+    resident, the scenario's clock skips to the next check.
 
     Args:
-        story: the launch at full size.
+        scenario: the launch at full size.
         scale: bytes are divided by this.
         cap_bytes: the most memory the group may have.
         pin_seconds: real time in which one rank makes its pool resident; the clock runs
-            ``story.pin_seconds / pin_seconds`` times faster than the story's.
+            ``scenario.pin_seconds / pin_seconds`` times faster than the scenario's.
         parent: the control group to work below (see `memory_group`).
 
     Returns:
-        A `Replay` with provenance ``replayed``.
+        A `RaceResult` with provenance ``replayed``.
 
     Raises:
         UsageError: the scale does not fit the cap.
         HostError: no control group of its own, too little memory, or processes that do not answer.
     """
-    limit = scaled_limit_bytes(story, scale, cap_bytes)
+    limit = scaled_limit_bytes(scenario, scale, cap_bytes)
     free = psutil.virtual_memory().available
     if free < limit + SPARE_BYTES:
         raise HostError(
@@ -93,32 +93,32 @@ def enact(
         )
     with memory_group(limit, parent=parent) as group:
         kernel_log = _KernelLog()
-        with _Cast(story, group, scale, story.pin_seconds / pin_seconds) as cast:
-            with _sampled(cast):
-                cast.play()
+        with _Processes(scenario, group, scale, scenario.pin_seconds / pin_seconds) as processes:
+            with _sampled(processes):
+                processes.race()
             peak, kills = group.peak_bytes(), group.oom_kills()
-            ranks = tuple(cast.told(actor) for actor in cast.actors)
-            if (others := sum(rank.fate == "oom_killed" for rank in ranks) - kills) > 0:
+            ranks = tuple(processes.result(rank) for rank in processes.ranks)
+            if (others := sum(rank.outcome == "oom_killed" for rank in ranks) - kills) > 0:
                 raise HostError(
-                    f"{others} replayed ranks were killed, but not by the control group's OOM killer (it counts "
-                    f"{kills}): somebody else killed them; start the replay again"
+                    f"{others} ranks were killed, but not by the control group's OOM killer (it counts "
+                    f"{kills}): somebody else killed them; start it again"
                 )
-            return Replay(
-                story=story,
+            return RaceResult(
+                scenario=scenario,
                 provenance="replayed",
                 ranks=ranks,
-                samples=tuple(cast.samples),
+                samples=tuple(processes.samples),
                 oom_kills=kills,
-                peak_bytes=peak if peak is not None else max(s.used_bytes for s in cast.samples),
+                peak_bytes=peak if peak is not None else max(s.used_bytes for s in processes.samples),
                 scale=scale,
-                speed=cast.speed,
+                speed=processes.speed,
                 kernel_lines=kernel_log.lines(group.path.name),
                 group=str(group.path),
             )
 
 
 @dataclass
-class _Actor:
+class _RankProcess:
     """One rank's process and what is known of it."""
 
     number: int
@@ -135,10 +135,10 @@ class _Actor:
     peak: int = 0
     ended: float | None = None
 
-    def tell(self, word: str) -> None:
+    def send(self, command: str) -> None:
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(word.encode() + b"\n")
+            self.process.stdin.write(command.encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:  # the kernel was faster
             pass
@@ -149,7 +149,7 @@ class _Actor:
         return self.passed is True and not self.full and self.process.poll() is None
 
     @property
-    def fate(self) -> Fate:
+    def outcome(self) -> RankOutcome:
         if self.passed is False:
             return "refused"
         if self.stopped:
@@ -158,30 +158,30 @@ class _Actor:
 
 
 @dataclass
-class _Cast:
-    """All processes of one replay; leaves none behind."""
+class _Processes:
+    """All processes of one race; leaves none behind."""
 
-    story: Story
+    scenario: Scenario
     group: Group
     scale: int
     speed: float
-    actors: list[_Actor] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    ranks: list[_RankProcess] = field(default_factory=list)
+    samples: list[RaceSample] = field(default_factory=list)
     began: float = 0.0
     latest: float = 0.0
     other: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> _Cast:
+    def __enter__(self) -> _Processes:
         try:
-            for number, arrival in enumerate(self.story.arrivals_ns()):
-                self.actors.append(_Actor(number, arrival, self._start(other=False)))
+            for number, arrival in enumerate(self.scenario.arrivals_ns()):
+                self.ranks.append(_RankProcess(number, arrival, self._start(other=False)))
             self.other = self._start(other=True)
-            for process in [*(actor.process for actor in self.actors), self.other]:
+            for process in [*(rank.process for rank in self.ranks), self.other]:
                 self._expect(process, "ready")
-            for actor in self.actors:
-                actor.idle = psutil.Process(actor.process.pid).memory_info().rss
+            for rank in self.ranks:
+                rank.idle = psutil.Process(rank.process.pid).memory_info().rss
             # the processes' own memory is part of what the host holds already
-            rest = self.story.other_bytes // self.scale - self.group.usage_bytes()
+            rest = self.scenario.other_bytes // self.scale - self.group.usage_bytes()
             assert self.other.stdin is not None
             if rest > 0:
                 self.other.stdin.write(f"take {rest}\n".encode())
@@ -198,7 +198,7 @@ class _Cast:
         self._end()
 
     def _end(self) -> None:
-        processes = [actor.process for actor in self.actors] + ([self.other] if self.other else [])
+        processes = [rank.process for rank in self.ranks] + ([self.other] if self.other else [])
         for process in processes:
             process.kill()
         for process in processes:
@@ -209,17 +209,17 @@ class _Cast:
                     pipe.close()
 
     def _start(self, *, other: bool) -> subprocess.Popen[bytes]:
-        story = self.story
+        scenario, budget = self.scenario, self.scenario.budget()
         plan = {
             "group": str(self.group.path),
             "usage_file": self.group.usage_file,
-            "limit_bytes": self.group.limit_bytes,
+            "sees_bytes": (scenario.other_bytes + budget.available_bytes) // self.scale,
             "other": other,
-            "requested_bytes": story.requested_bytes // self.scale,
-            "pool_bytes": story.pool_bytes // self.scale,
-            "reserve_bytes": story.guard.reserve_bytes // self.scale,
-            "divisor": story.ranks if story.guard.divides_by_ranks else 1,
-            "bytes_per_second": story.pin_bytes_per_second * self.speed / self.scale,
+            "requested_bytes": scenario.requested_bytes // self.scale,
+            "pool_bytes": scenario.pool_bytes // self.scale,
+            "reserve_bytes": budget.reserve_bytes // self.scale,
+            "divisor": budget.divisor,
+            "bytes_per_second": scenario.pin_bytes_per_second * self.speed / self.scale,
         }
         try:
             return subprocess.Popen(
@@ -230,7 +230,7 @@ class _Cast:
             )
         except OSError as error:
             raise HostError(
-                f"{len(self.actors)} of {story.ranks} rank processes could be started: {error.strerror}; "
+                f"{len(self.ranks)} of {scenario.ranks} rank processes could be started: {error.strerror}; "
                 f"use fewer --ranks or raise the limit (ulimit -n, ulimit -u)"
             ) from None
 
@@ -239,50 +239,50 @@ class _Cast:
         """The next reply, which must begin with a ``known`` word; empty when the process has been killed."""
         assert process.stdout is not None
         if not select.select([process.stdout], [], [], DEADLINE_SECONDS)[0]:
-            raise HostError(f"a replayed rank did not answer for {DEADLINE_SECONDS:.0f} s; the machine is too busy")
+            raise HostError(f"a rank did not answer for {DEADLINE_SECONDS:.0f} s; the machine is too busy")
         words = process.stdout.readline().decode().split()
         if not words and process.wait() == -signal.SIGKILL:
             return []
         if not words or words[0] not in known:
             reason = " ".join(words[1:]) or f"it ended with exit code {process.wait()}"
             hint = "use --cgroup with a group delegated to you, or " if "ready" in known else "use "
-            raise HostError(f"a replayed rank failed in its control group: {reason}; {hint}the virtual replay")
+            raise HostError(f"a rank failed in its control group: {reason}; {hint}the virtual race")
         return words
 
     def now(self) -> float:
-        """Seconds in the story's time; never less than before."""
+        """Seconds in the scenario's time; never less than before."""
         self.latest = max(self.latest, (time.monotonic() - self.began) * self.speed)
         return self.latest
 
-    def play(self) -> None:
+    def race(self) -> None:
         """From the first check until everybody is full, refused, stopped or killed."""
         self.began = time.monotonic()
         stop_at: float | None = None
-        deadline = self.began + DEADLINE_SECONDS + self.story.ranks * self.story.pin_seconds / self.speed
-        waiting = sorted(self.actors, key=lambda actor: (actor.arrival, actor.number))
+        deadline = self.began + DEADLINE_SECONDS + self.scenario.ranks * self.scenario.pin_seconds / self.speed
+        waiting = sorted(self.ranks, key=lambda rank: (rank.arrival, rank.number))
         while True:
             if time.monotonic() > deadline:
                 took = time.monotonic() - deadline + DEADLINE_SECONDS
-                raise HostError(f"the replay did not end within {took:.0f} s; the machine is too busy")
-            # by the story's order, however late this loop comes round
+                raise HostError(f"the race did not end within {took:.0f} s; the machine is too busy")
+            # by the scenario's order, however late this loop comes round
             at = waiting[0].arrival / NS if waiting else None
             if at is not None and self.now() >= at and (stop_at is None or at < stop_at):
                 if self._caught_up(waiting[0].arrival):
-                    due = [actor for actor in waiting if actor.arrival == waiting[0].arrival]
+                    due = [rank for rank in waiting if rank.arrival == waiting[0].arrival]
                     waiting = waiting[len(due) :]
-                    if self._check(due) and self.story.launcher and stop_at is None:
-                        stop_at = at + self.story.teardown_seconds
+                    if self._check(due) and self.scenario.launcher and stop_at is None:
+                        stop_at = at + self.scenario.teardown_seconds
                 else:
-                    self.began = time.monotonic() - at / self.speed  # the story's clock stands still
+                    self.began = time.monotonic() - at / self.speed  # the scenario's clock stands still
             self._look()
             if stop_at is not None and self.now() >= stop_at:
                 self._stop()
                 waiting = []
-            pinning = any(actor.pinning for actor in self.actors)
+            pinning = any(rank.pinning for rank in self.ranks)
             if not pinning and not waiting and (stop_at is None or not self._alive()):
                 return
             if not pinning:
-                self._skip([actor.arrival / NS for actor in waiting[:1]] + ([] if stop_at is None else [stop_at]))
+                self._skip([rank.arrival / NS for rank in waiting[:1]] + ([] if stop_at is None else [stop_at]))
             time.sleep(0.002)
 
     def _skip(self, moments: list[float]) -> None:
@@ -290,107 +290,107 @@ class _Cast:
         self.began -= max(min(moments) - self.now(), 0.0) / self.speed
 
     def _caught_up(self, arrival: int) -> bool:
-        """Whether the ranks hold what the story says they hold by then (a busy machine must not change that)."""
+        """Whether the ranks hold what the scenario says they hold by then (a busy machine must not change that)."""
         self._look()
         # one that should be full by then has no stop there
-        return all(actor.waits and actor.stops[0] == arrival for actor in self.actors if actor.pinning)
+        return all(rank.waits and rank.stops[0] == arrival for rank in self.ranks if rank.pinning)
 
-    def _pin_words(self, actor: _Actor) -> str:
+    def _pin_command(self, rank: _RankProcess) -> str:
         """The command to pin, with what the rank holds when later ones check."""
-        story = self.story
+        scenario = self.scenario
         sizes = {}
-        for arrival in sorted({other.arrival for other in self.actors if other.arrival > actor.arrival}):
-            planned = story.pin_bytes_per_second * (arrival - actor.arrival) // NS
-            if planned < story.pool_bytes:
+        for arrival in sorted({other.arrival for other in self.ranks if other.arrival > rank.arrival}):
+            planned = scenario.pin_bytes_per_second * (arrival - rank.arrival) // NS
+            if planned < scenario.pool_bytes:
                 sizes[arrival] = planned // self.scale
-        actor.stops = list(sizes)
+        rank.stops = list(sizes)
         return " ".join(["pin", *map(str, sizes.values())])
 
-    def _held(self, actor: _Actor) -> int:
+    def _held(self, rank: _RankProcess) -> int:
         """What a rank has made resident; 0 when it is gone."""
         try:
-            return max(psutil.Process(actor.process.pid).memory_info().rss - actor.idle, 0)
+            return max(psutil.Process(rank.process.pid).memory_info().rss - rank.idle, 0)
         except psutil.NoSuchProcess:
             return 0
 
-    def _check(self, due: list[_Actor]) -> bool:
+    def _check(self, due: list[_RankProcess]) -> bool:
         """Let these ranks check at the same moment; True when one was refused."""
-        for actor in due:
-            actor.tell("check")
-        for actor in due:
-            words = self._expect(actor.process, "saw")
+        for rank in due:
+            rank.send("check")
+        for rank in due:
+            words = self._expect(rank.process, "saw")
             if words:
-                actor.saw, actor.budget, actor.passed = int(words[1]), int(words[2]), words[3] == "yes"
-        for actor in self.actors:
-            if actor.waits:
-                actor.waits = False
-                actor.stops.pop(0)
-                actor.tell("go")
-        for actor in due:
-            if actor.passed:
-                actor.tell(self._pin_words(actor))
-            elif actor.passed is False:
-                actor.ended = self.now()
-                actor.process.kill()
-        return any(actor.passed is False for actor in due)
+                rank.saw, rank.budget, rank.passed = int(words[1]), int(words[2]), words[3] == "yes"
+        for rank in self.ranks:
+            if rank.waits:
+                rank.waits = False
+                rank.stops.pop(0)
+                rank.send("go")
+        for rank in due:
+            if rank.passed:
+                rank.send(self._pin_command(rank))
+            elif rank.passed is False:
+                rank.ended = self.now()
+                rank.process.kill()
+        return any(rank.passed is False for rank in due)
 
     def _look(self) -> None:
         """Notice who waits for others, who has become full and who has been killed."""
-        for actor in self.actors:
-            if actor.ended is None and (code := actor.process.poll()) is not None:
+        for rank in self.ranks:
+            if rank.ended is None and (code := rank.process.poll()) is not None:
                 if code != -signal.SIGKILL:
-                    self._expect(actor.process)  # says why
-                actor.ended = self.now()
-            elif actor.pinning and not actor.waits:
-                assert actor.process.stdout is not None
-                if select.select([actor.process.stdout], [], [], 0)[0]:
-                    reply = self._expect(actor.process, "at", "full")
-                    actor.waits = reply[:1] == ["at"]
-                    actor.full = reply == ["full"] and actor.process.poll() is None
+                    self._expect(rank.process)  # says why
+                rank.ended = self.now()
+            elif rank.pinning and not rank.waits:
+                assert rank.process.stdout is not None
+                if select.select([rank.process.stdout], [], [], 0)[0]:
+                    reply = self._expect(rank.process, "at", "full")
+                    rank.waits = reply[:1] == ["at"]
+                    rank.full = reply == ["full"] and rank.process.poll() is None
 
-    def _alive(self) -> list[_Actor]:
-        return [actor for actor in self.actors if actor.process.poll() is None]
+    def _alive(self) -> list[_RankProcess]:
+        return [rank for rank in self.ranks if rank.process.poll() is None]
 
     def _stop(self) -> None:
-        for actor in self._alive():
-            actor.stopped, actor.ended = True, self.now()
-            actor.process.kill()
-        for actor in self.actors:
-            actor.process.wait()
+        for rank in self._alive():
+            rank.stopped, rank.ended = True, self.now()
+            rank.process.kill()
+        for rank in self.ranks:
+            rank.process.wait()
 
     def sample(self) -> None:
         """Record the group's and each rank's memory."""
         held = []
-        for actor in self.actors:
-            held.append(self._held(actor) if actor.ended is None else 0)
-            actor.peak = max(actor.peak, held[-1])
-        self.samples.append(Sample(self.now(), self.group.usage_bytes(), tuple(held)))
+        for rank in self.ranks:
+            held.append(self._held(rank) if rank.ended is None else 0)
+            rank.peak = max(rank.peak, held[-1])
+        self.samples.append(RaceSample(self.now(), self.group.usage_bytes(), tuple(held)))
 
-    def told(self, actor: _Actor) -> RankStory:
+    def result(self, rank: _RankProcess) -> RankResult:
         """The record of one rank."""
-        return RankStory(
-            rank=actor.number,
-            arrival_seconds=actor.arrival / NS,
-            saw_bytes=actor.saw,
-            budget_bytes=actor.budget,
-            passed=actor.passed,
-            peak_bytes=actor.peak,
-            end_seconds=actor.ended if actor.fate != "survived" else None,
-            fate=actor.fate,
+        return RankResult(
+            rank=rank.number,
+            arrival_seconds=rank.arrival / NS,
+            saw_bytes=rank.saw,
+            budget_bytes=rank.budget,
+            passed=rank.passed,
+            peak_bytes=rank.peak,
+            end_seconds=rank.ended if rank.outcome != "survived" else None,
+            outcome=rank.outcome,
         )
 
 
 @contextmanager
-def _sampled(cast: _Cast) -> Iterator[None]:
+def _sampled(processes: _Processes) -> Iterator[None]:
     """Sample in a thread of its own for the length of the block."""
     stop = threading.Event()
 
     def watch() -> None:
         while not stop.wait(SAMPLE_SECONDS):
-            cast.sample()
+            processes.sample()
 
-    cast.began = time.monotonic()
-    cast.sample()
+    processes.began = time.monotonic()
+    processes.sample()
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
@@ -398,7 +398,7 @@ def _sampled(cast: _Cast) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-        cast.sample()
+        processes.sample()
 
 
 class _KernelLog:
@@ -409,7 +409,7 @@ class _KernelLog:
         try:
             self._fd = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._fd, 0, os.SEEK_END)
-        except OSError:  # not allowed, or no such device: the story does without
+        except OSError:  # not allowed, or no such device: the scenario does without
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None

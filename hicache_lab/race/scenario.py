@@ -1,62 +1,36 @@
-"""What is re-enacted (`Story`) and what came of it (`Replay`): the same records for both ways."""
+"""What is raced (`Scenario`) and what came of it (`RaceResult`): the same records for both ways."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import GB, format_gb
-from hicache_lab.sglang.releases import RESERVE_BYTES, first_release_with, rules_for
+from hicache_lab.preflight import Answer
+from hicache_lab.sglang.releases import ReleaseRules, first_release_with, rules_for
+from hicache_lab.sizing.guard import Budget, HostView, rank_budget
 
-Fate = Literal["survived", "refused", "oom_killed", "stopped"]
+RankOutcome = Literal["survived", "refused", "oom_killed", "stopped"]
 Outcome = Literal["fits", "refused", "oom"]
-Order = Literal["rank", "reversed", "random"]
+CheckOrder = Literal["rank", "reversed", "random"]
 
 MOST_RANKS = 1024  # far beyond any host; the model's time grows with the square
-NS = 10**9  # the models count time in whole nanoseconds, so the same seed gives the same story on every machine
+NS = 10**9  # the models count time in whole nanoseconds, so a seed gives the same arrivals on every machine
 
 
 @dataclass(frozen=True)
-class Guard:
-    """What one rank compares with its request before it takes the pool.
-
-    Attributes:
-        release: the SGLang release it stands for.
-        reserve_bytes: what the check leaves to others (10 GiB in every known release).
-        divides_by_ranks: whether the rest is first divided by the ranks of this host (0.5.19 and later).
-        source: file and function it was read from.
-        warning: said when that release was not examined itself.
-    """
-
-    release: str
-    reserve_bytes: int = RESERVE_BYTES
-    divides_by_ranks: bool = False
-    source: str = ""
-    warning: str | None = None
-
-    def budget_bytes(self, available_bytes: int, ranks_per_host: int) -> int:
-        """The most that one rank may ask for; negative when less than the reserve is available."""
-        rest = available_bytes - self.reserve_bytes
-        return rest // ranks_per_host if self.divides_by_ranks else rest
-
-    def allows(self, requested_bytes: int, available_bytes: int, ranks_per_host: int) -> bool:
-        """Whether the request passes; a request equal to the budget passes."""
-        return requested_bytes <= self.budget_bytes(available_bytes, ranks_per_host)
-
-
-@dataclass(frozen=True)
-class Story:
+class Scenario:
     """One launch: who asks for how much, when, on which host.
 
     Attributes:
-        guard: the check that each rank makes.
+        rules: the SGLang release: its check, and whether its allocator rounds up.
         ranks: scheduler processes on this host.
         host_bytes: the host's RAM.
         other_bytes: RAM in use before the first rank checks.
         requested_bytes: what one rank's check compares.
-        resident_bytes: what one rank's pool makes resident (more where an allocator rounds up).
+        resident_bytes: what one rank's pool makes resident; None: what the release's allocator takes.
         pin_bytes_per_second: how fast one rank makes pages resident; assumed, the incident gives none.
         skew_seconds: time between one rank's check and the next one's.
         jitter_seconds: each check comes up to this much later, drawn from ``seed``.
@@ -64,9 +38,12 @@ class Story:
         seed: seed of the jitter and of a random order.
         launcher: whether a refusal ends the launch, as SGLang's launcher does when a scheduler process fails.
         teardown_seconds: from the first refusal to the end of all ranks.
+        limit_bytes: what all pools may take before the kernel kills (a container's limit); None: what is available.
+        cgroup_headroom_bytes: what a check that reads the container's limit finds below it; None: no container.
+        ranks_per_engine: the ranks of this host that the release counts; None: all of them.
     """
 
-    guard: Guard
+    rules: ReleaseRules
     ranks: int = 8
     host_bytes: int = 449 * GB
     other_bytes: int = 4 * GB
@@ -75,10 +52,13 @@ class Story:
     pin_bytes_per_second: int = 2 * GB
     skew_seconds: float = 0.0
     jitter_seconds: float = 0.0
-    order: Order = "rank"
+    order: CheckOrder = "rank"
     seed: int = 0
     launcher: bool = True
     teardown_seconds: float = 1.0
+    limit_bytes: int | None = None
+    cgroup_headroom_bytes: int | None = None
+    ranks_per_engine: int | None = None
 
     def __post_init__(self) -> None:
         for flag, value in [
@@ -112,14 +92,38 @@ class Story:
         return self.host_bytes - self.other_bytes
 
     @property
+    def room_bytes(self) -> int:
+        """What all pools can take together before the kernel kills."""
+        return self.available_bytes if self.limit_bytes is None else min(self.limit_bytes, self.available_bytes)
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes in use at which the kernel kills: the host's RAM, or less where a container is full earlier."""
+        return self.other_bytes + self.room_bytes
+
+    @property
     def pool_bytes(self) -> int:
         """What one rank makes resident."""
-        return self.requested_bytes if self.resident_bytes is None else self.resident_bytes
+        if self.resident_bytes is not None:
+            return self.resident_bytes
+        return self.rules.resident_bytes(self.requested_bytes)
 
     @property
     def pin_seconds(self) -> float:
         """How long one rank takes to make its pool resident."""
         return self.pool_bytes / self.pin_bytes_per_second
+
+    def budget(self, taken_bytes: int = 0) -> Budget:
+        """What the check of one rank allows once the pools hold ``taken_bytes``."""
+        headroom = self.cgroup_headroom_bytes
+        return rank_budget(
+            self.rules,
+            HostView(
+                available_bytes=max(self.available_bytes - taken_bytes, 0),
+                cgroup_headroom_bytes=None if headroom is None else max(headroom - taken_bytes, 0),
+                ranks_per_host=self.ranks_per_engine or self.ranks,
+            ),
+        )
 
     def arrivals_ns(self) -> tuple[int, ...]:
         """When each rank checks, in nanoseconds from the start; index = rank."""
@@ -136,7 +140,7 @@ class Story:
 
 
 @dataclass(frozen=True)
-class RankStory:
+class RankResult:
     """What happened to one rank.
 
     Attributes:
@@ -147,7 +151,7 @@ class RankStory:
         passed: the check's answer.
         peak_bytes: the most it held.
         end_seconds: when it was killed, refused or stopped; None for a survivor.
-        fate: survived, refused, oom_killed, or stopped (by the launcher after another rank's refusal).
+        outcome: survived, refused, oom_killed, or stopped (by the launcher after another rank's refusal).
     """
 
     rank: int
@@ -157,11 +161,11 @@ class RankStory:
     passed: bool | None
     peak_bytes: int
     end_seconds: float | None
-    fate: Fate
+    outcome: RankOutcome
 
 
 @dataclass(frozen=True)
-class Sample:
+class RaceSample:
     """Memory at one moment: the host's use and each rank's resident bytes (index = rank)."""
 
     seconds: float
@@ -170,35 +174,35 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Replay:
-    """The outcome of one story.
+class RaceResult:
+    """How one race ended.
 
     Attributes:
-        story: what was asked, at full size.
+        scenario: what was asked, at full size.
         provenance: "simulated" (the virtual model) or "replayed" (real processes and the kernel).
         ranks: one record a rank.
         samples: memory over time, oldest first; bytes are as they really were, i.e. divided by ``scale``.
-        oom_kills: processes the kernel killed (its own count in a physical replay).
+        oom_kills: processes the kernel killed (its own count in a physical race).
         peak_bytes: the most in use at once, the host's other memory included.
-        scale: how many times smaller than the story the bytes are.
-        speed: how many times faster than the story the clock ran.
+        scale: how many times smaller than the scenario the bytes are.
+        speed: how many times faster than the scenario the clock ran.
         kernel_lines: what the kernel's log said meanwhile, when it may be read.
         group: the memory control group used, when there was one.
     """
 
-    story: Story
+    scenario: Scenario
     provenance: Literal["simulated", "replayed"]
-    ranks: tuple[RankStory, ...]
-    samples: tuple[Sample, ...]
+    ranks: tuple[RankResult, ...]
+    samples: tuple[RaceSample, ...]
     oom_kills: int
     peak_bytes: int
     scale: int = 1
     speed: float = 1.0
-    kernel_lines: tuple[str, ...] = field(default=())
+    kernel_lines: tuple[str, ...] = ()
     group: str | None = None
 
-    def _count(self, fate: Fate) -> int:
-        return sum(rank.fate == fate for rank in self.ranks)
+    def _count(self, outcome: RankOutcome) -> int:
+        return sum(rank.outcome == outcome for rank in self.ranks)
 
     @property
     def survivors(self) -> int:
@@ -223,15 +227,13 @@ class Replay:
         return "refused" if self.refused else "fits"
 
 
-def story_of_release(version: str, *, size_gb: float, ranks: int = 8, **rest: Any) -> Story:
-    """A story whose check and allocator are those of a release.
+def scenario_of_release(version: str, *, size_gb: float, **rest: Any) -> Scenario:
+    """A scenario without a model: each rank asks for ``--hicache-size`` itself.
 
     Args:
-        version: the SGLang release; its rules say what the check divides and whether torch's pinned allocator
-            rounds each pool up to a power of two.
+        version: the SGLang release; its rules give the check and the allocator.
         size_gb: ``--hicache-size``, GB (1e9) per rank.
-        ranks: scheduler processes on this host.
-        rest: further fields of `Story`.
+        **rest: further fields of `Scenario`.
 
     Raises:
         UnknownFact: the release is not known.
@@ -241,13 +243,34 @@ def story_of_release(version: str, *, size_gb: float, ranks: int = 8, **rest: An
     if not rules.has_size_flag:
         since = first_release_with("has_size_flag", True)
         raise UsageError(f"--sglang-version {version}: --hicache-size exists from {since} on")
-    requested = round(size_gb * GB)
-    guard = Guard(
-        release=version,
-        reserve_bytes=RESERVE_BYTES,
-        divides_by_ranks=rules.guard_divides_by_ranks,
-        source=rules.sources[-1],
-        warning=rules.warning,
+    return Scenario(rules, requested_bytes=round(size_gb * GB), **rest)
+
+
+def scenario_of_answer(answer: Answer, **rest: Any) -> Scenario:
+    """The race that a verdict speaks of: its ranks, bytes, release, host and container.
+
+    Every rank takes what the largest one takes, all its pools as one.
+
+    Args:
+        answer: a verdict whose question states a host and whose bytes are known.
+        **rest: further fields of `Scenario`, such as ``skew_seconds``.
+
+    Raises:
+        UsageError: no host, or no bytes to ask for.
+    """
+    question = answer.question
+    if question.host is None or answer.rank is None:
+        raise UsageError("a race needs the host's memory (--host-ram, --available) and pools whose bytes are known")
+    view = question.view()
+    return Scenario(
+        question.rules,
+        ranks=answer.ranks_on_host,
+        host_bytes=question.host.total_bytes,
+        other_bytes=question.host.total_bytes - view.available_bytes,
+        requested_bytes=answer.per_rank_bytes,
+        resident_bytes=answer.rank.resident_bytes(question.rules),
+        limit_bytes=question.limit_bytes,
+        cgroup_headroom_bytes=view.cgroup_headroom_bytes,
+        ranks_per_engine=view.ranks_per_host,
+        **rest,
     )
-    resident = 1 << (requested - 1).bit_length() if rules.pinned_power_of_two and requested > 0 else requested
-    return Story(guard, ranks, requested_bytes=requested, resident_bytes=resident, **rest)

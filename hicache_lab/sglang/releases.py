@@ -173,6 +173,16 @@ class ReleaseRules:
         """Whether torch's pinned allocator rounds every host buffer up to a power of two."""
         return self.allocation == "torch_pinned"
 
+    def resident_bytes(self, allocated_bytes: int) -> int:
+        """Host bytes that one buffer really takes: torch's pinned allocator (0.4.5–0.5.4) rounds up to a power of two.
+
+        Source: 0.4.5–0.5.4 mem_cache/memory_pool_host.py ``torch.empty(..., pin_memory=True)``, one buffer a pool;
+        PyTorch's CachingHostAllocator rounds a request up to the next power of two.
+        """
+        if not self.pinned_power_of_two or allocated_bytes <= 0:
+            return allocated_bytes
+        return 1 << (allocated_bytes - 1).bit_length()
+
 
 def _layouts(mha: str, mla: str) -> Mapping[str, frozenset[str]]:
     return MappingProxyType({"mha": frozenset(mha.split()), "mla": frozenset(mla.split())})

@@ -78,14 +78,8 @@ class RankPools:
 
 
 def resident_bytes(pool: HostPool, rules: ReleaseRules) -> int:
-    """Host bytes that a pool really takes: torch's pinned allocator (0.4.5–0.5.4) rounds up to a power of two.
-
-    Source: 0.4.5–0.5.4 mem_cache/memory_pool_host.py ``torch.empty(..., pin_memory=True)``, one buffer a pool;
-    PyTorch's CachingHostAllocator rounds a request up to the next power of two.
-    """
-    if not rules.pinned_power_of_two or pool.allocated_bytes <= 0:
-        return pool.allocated_bytes
-    return 1 << (pool.allocated_bytes - 1).bit_length()
+    """Host bytes that a pool really takes, pinned-allocator rounding included."""
+    return rules.resident_bytes(pool.allocated_bytes)
 
 
 @dataclass(frozen=True)

@@ -13,22 +13,22 @@ from hicache_lab.base.errors import HostError
 from hicache_lab.base.units import MB
 from hicache_lab.cli import main
 from hicache_lab.cli.replays import replay_lines
-from hicache_lab.race import Sample, simulate, story_of_release
+from hicache_lab.race import RaceSample, scenario_of_release, simulate
 from hicache_lab.race.cgroup import memory_group
 
 
-def told(capsys, *words: str) -> tuple[int, dict]:
+def race_record(capsys, *words: str) -> tuple[int, dict]:
     code = main(["replay", "--json", *words])
     return code, json.loads(capsys.readouterr().out)
 
 
 def test_the_incident_by_default(capsys) -> None:
-    code, story = told(capsys)
+    code, record = race_record(capsys)
     assert code == 3
-    assert (story["oom_kills"], story["survivors"], story["refused"], story["passed"]) == (7, 1, 0, 8)
-    assert story["peak_bytes"] == 449 * 10**9
-    assert len(story["ranks"]) == 8
-    assert story["provenance"] == "simulated"
+    assert (record["oom_kills"], record["survivors"], record["refused"], record["passed"]) == (7, 1, 0, 8)
+    assert record["peak_bytes"] == 449 * 10**9
+    assert len(record["ranks"]) == 8
+    assert record["provenance"] == "simulated"
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_the_incident_by_default(capsys) -> None:
     ],
 )
 def test_flags_vary_the_story(capsys, words, code, kills, survivors, refused) -> None:
-    got, story = told(capsys, *words)
-    assert (got, story["oom_kills"], story["survivors"], story["refused"]) == (code, kills, survivors, refused)
+    got, record = race_record(capsys, *words)
+    assert (got, record["oom_kills"], record["survivors"], record["refused"]) == (code, kills, survivors, refused)
 
 
 def test_the_text_names_each_rank_and_the_release(capsys) -> None:
@@ -80,9 +80,9 @@ def test_the_map_as_text_and_json(capsys) -> None:
         (["--host-ram", "3GB"], "--host-ram: expected more than the 4.00 GB that others are taken to use"),
         (["--ranks", "0"], "--ranks"),
         (["--ranks", "1025"], "--ranks: expected the ranks of one host, at most 1024"),
-        (["--scale", "500"], "--scale: belongs to the physical replay"),
-        (["--cap", "2GB"], "--cap: belongs to the physical replay"),
-        (["--cgroup", "x"], "--cgroup: belongs to the physical replay"),
+        (["--scale", "500"], "--scale: belongs to the physical race"),
+        (["--cap", "2GB"], "--cap: belongs to the physical race"),
+        (["--cgroup", "x"], "--cgroup: belongs to the physical race"),
         (["--skew", "-1"], "--skew"),
         (["--pin-rate", "0GB"], "--pin-rate"),
         (["--sglang-version", "0.4.5"], "--hicache-size exists from 0.4.5.post3"),
@@ -102,11 +102,11 @@ def test_one_rank_is_one_rank(capsys) -> None:
 
 
 def test_processes_larger_than_the_story_are_said() -> None:
-    story = story_of_release("0.5.8", size_gb=300)
-    told = replace(simulate(story), scale=20_000, samples=(Sample(0.0, 520_000, (0,) * 8),))
-    [line] = [line for line in replay_lines(told) if "themselves" in line]
-    assert "hold 10.40 GB at this scale, the story has 4.00 GB in use" in line
-    assert not any("themselves" in line for line in replay_lines(simulate(story)))
+    scenario = scenario_of_release("0.5.8", size_gb=300)
+    result = replace(simulate(scenario), scale=20_000, samples=(RaceSample(0.0, 520_000, (0,) * 8),))
+    [line] = [line for line in replay_lines(result) if "themselves" in line]
+    assert "hold 10.40 GB at this scale, the scenario has 4.00 GB in use" in line
+    assert not any("themselves" in line for line in replay_lines(simulate(scenario)))
 
 
 def test_an_output_that_is_full_is_an_error() -> None:
@@ -135,12 +135,12 @@ def test_physical_says_what_the_kernel_counted(capsys) -> None:
         assert main(["replay", "--physical"]) == 1
         assert "control group" in capsys.readouterr().err
         return
-    code, story = told(capsys, "--physical")
+    code, record = race_record(capsys, "--physical")
     assert code == 3
-    assert story["oom_kills"] >= 1
-    assert story["oom_kills"] == sum(rank["fate"] == "oom_killed" for rank in story["ranks"])
-    assert story["peak_bytes"] <= 449 * MB
-    assert (story["provenance"], story["scale"]) == ("replayed", 1000)
+    assert record["oom_kills"] >= 1
+    assert record["oom_kills"] == sum(rank["fate"] == "oom_killed" for rank in record["ranks"])
+    assert record["peak_bytes"] <= 449 * MB
+    assert (record["provenance"], record["scale"]) == ("replayed", 1000)
     assert main(["replay", "--physical", "--hicache-size", "48"]) == 0
     out = capsys.readouterr().out
     assert "kernel's own count of OOM kills" in out

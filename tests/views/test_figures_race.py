@@ -1,23 +1,24 @@
-"""Figures of the replay: everything told is on them, limits and units included."""
+"""Figures of the race: everything known is on them, limits and units included."""
 
 from dataclasses import replace
 
 import pytest
 
-from hicache_lab.race import Sample, race_map, simulate, story_of_release
-from hicache_lab.views.figures.race import race_map_figure, replay_figure
+from hicache_lab.race import RaceSample, race_map, scenario_of_release, simulate
+from hicache_lab.views.figures.race import race_figure, race_map_figure
 
-INCIDENT = story_of_release("0.5.8", size_gb=300)
+INCIDENT = scenario_of_release("0.5.8", size_gb=300)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_virtual_and_physical_on_one_figure(theme) -> None:
-    said = simulate(INCIDENT)
+    simulated = simulate(INCIDENT)
     small = tuple(
-        Sample(s.seconds, s.used_bytes // 1000, tuple(held // 1000 for held in s.rank_bytes)) for s in said.samples
+        RaceSample(s.seconds, s.used_bytes // 1000, tuple(held // 1000 for held in s.rank_bytes))
+        for s in simulated.samples
     )
-    real = replace(said, provenance="replayed", samples=small, scale=1000, speed=150.0)
-    figure = replay_figure([said, real], theme)
+    real = replace(simulated, provenance="replayed", samples=small, scale=1000, speed=150.0)
+    figure = race_figure([simulated, real], theme)
     lines = [trace for trace in figure.data if trace.mode == "lines"]
     assert [trace.name.split(":")[0] for trace in lines] == ["simulated", "replayed, 1"]
     assert "7 killed, 0 refused, 1 survived" in lines[0].name
@@ -31,7 +32,7 @@ def test_virtual_and_physical_on_one_figure(theme) -> None:
 
 
 def test_refusals_are_marked_where_they_happen() -> None:
-    figure = replay_figure([simulate(replace(INCIDENT, skew_seconds=150))])
+    figure = race_figure([simulate(replace(INCIDENT, skew_seconds=150))])
     [refused] = [trace for trace in figure.data if trace.name.startswith("refused")]
     assert list(refused.x) == [150]
     assert list(refused.hovertext) == ["rank 1"]

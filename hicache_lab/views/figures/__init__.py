@@ -15,7 +15,7 @@ from hicache_lab.views.figures.cost_benefit import (
 )
 from hicache_lab.views.figures.incident import incident_figure
 from hicache_lab.views.figures.measurement import latency_figure, moves_figure, pools_figure, tiers_figure
-from hicache_lab.views.figures.race import race_map_figure, replay_figure
+from hicache_lab.views.figures.race import race_figure, race_map_figure
 from hicache_lab.views.figures.style import VERDICT_COLOURS, Theme
 from hicache_lab.views.figures.tuner import TunerData, apply_tuner, tuner_data, tuner_figure, tuner_values
 
@@ -38,9 +38,9 @@ __all__ = [
     "memory_figure",
     "moves_figure",
     "pools_figure",
+    "race_figure",
     "race_map_figure",
     "releases_figure",
-    "replay_figure",
     "settings_figure",
     "tiers_figure",
     "tradeoff_figure",

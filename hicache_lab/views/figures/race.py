@@ -1,4 +1,4 @@
-"""The re-enacted race: memory over time, and the outcome by arrival skew and size."""
+"""The race: memory over time, and the outcome by arrival skew and size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hicache_lab.base.units import gb
-from hicache_lab.race import RaceMap, RankStory, Replay
+from hicache_lab.race import RaceMap, RaceResult, RankResult
 from hicache_lab.views.figures.style import BLUE, GREEN, ORANGE, RED, SKY, Theme, line_colour, new_figure, paper_colour
 
 if TYPE_CHECKING:
@@ -17,62 +17,72 @@ _MARKS = {"oom_killed": ("x", RED, "killed by the kernel"), "refused": ("diamond
 _OUTCOMES = {"fits": GREEN, "refused": SKY, "oom": RED}
 
 
-def replay_figure(replays: Sequence[Replay], theme: Theme = "light") -> Figure:
-    """One story told virtually, physically or both ways: memory in use over the story's time, at full size.
+def race_figure(results: Sequence[RaceResult], theme: Theme = "light") -> Figure:
+    """One scenario raced virtually, physically or both ways: memory in use over the scenario's time, at full size.
 
     Args:
-        replays: what `simulate` and `enact` gave for the same story; a physical one is multiplied by its scale.
+        results: of `simulate` and `run_physical` for the same scenario; a physical one is multiplied by its scale.
         theme: light or dark.
     """
-    story = replays[0].story
+    scenario = results[0].scenario
     figure = new_figure(
         theme,
         title={
-            "text": f"{story.ranks} ranks × {gb(story.requested_bytes):g} GB, SGLang {story.guard.release} "
-            f"({' and '.join(told.provenance for told in replays)})"
+            "text": f"{scenario.ranks} ranks × {gb(scenario.requested_bytes):g} GB, SGLang {scenario.rules.version} "
+            f"({' and '.join(result.provenance for result in results)})"
         },
-        xaxis={"title": {"text": "seconds since the first check, in the story's time"}},
+        xaxis={"title": {"text": "seconds since the first check, in the scenario's time"}},
         yaxis={"title": {"text": "host memory in use (GB = 1e9 bytes)"}, "rangemode": "tozero"},
         # its entries are long: two rows of them would run into the title
         legend={"orientation": "h", "yanchor": "top", "y": -0.2, "x": 0},
         height=480,
         margin={"l": 70, "r": 30, "t": 60, "b": 130},
     )
-    for told in replays:
-        colour, dash = _LINES[told.provenance]
-        size = f", 1:{told.scale}" if told.scale > 1 else ""
+    for result in results:
+        colour, dash = _LINES[result.provenance]
+        size = f", 1:{result.scale}" if result.scale > 1 else ""
         figure.add_scatter(
-            x=[sample.seconds for sample in told.samples],
-            y=[gb(sample.used_bytes * told.scale) for sample in told.samples],
+            x=[sample.seconds for sample in result.samples],
+            y=[gb(sample.used_bytes * result.scale) for sample in result.samples],
             mode="lines",
-            name=f"{told.provenance}{size}: {told.oom_kills} killed, {told.refused} refused, {told.survivors} survived",
+            name=f"{result.provenance}{size}: {result.oom_kills} killed, {result.refused} refused, "
+            f"{result.survivors} survived",
             line={"color": colour, "width": 3, "dash": dash},
         )
-        for fate, (symbol, mark, words) in _MARKS.items():
-            ended = [rank for rank in told.ranks if rank.fate == fate]
+        for outcome, (symbol, mark, label) in _MARKS.items():
+            ended = [rank for rank in result.ranks if rank.outcome == outcome]
             if ended:
                 figure.add_scatter(
                     x=[rank.end_seconds for rank in ended],
-                    y=[_height(told, rank) for rank in ended],
+                    y=[_height(result, rank) for rank in ended],
                     mode="markers",
-                    name=f"{words} ({told.provenance})",
+                    name=f"{label} ({result.provenance})",
                     marker={"symbol": symbol, "size": 11, "color": mark, "line": {"color": colour, "width": 1}},
                     hovertext=[f"rank {rank.rank}" for rank in ended],
                 )
     figure.add_hline(
-        y=gb(story.host_bytes),
+        y=gb(scenario.host_bytes),
         line={"color": line_colour(theme), "dash": "dot"},
-        annotation={"text": f"host RAM {gb(story.host_bytes):g} GB", "bgcolor": paper_colour(theme)},
+        annotation={"text": f"host RAM {gb(scenario.host_bytes):g} GB", "bgcolor": paper_colour(theme)},
     )
+    if scenario.full_bytes < scenario.host_bytes:
+        figure.add_hline(
+            y=gb(scenario.full_bytes),
+            line={"color": RED, "dash": "dot"},
+            annotation={
+                "text": f"the container is full at {gb(scenario.full_bytes):g} GB",
+                "bgcolor": paper_colour(theme),
+            },
+        )
     return figure
 
 
-def _height(told: Replay, rank: RankStory) -> float:
+def _height(result: RaceResult, rank: RankResult) -> float:
     """The memory in use when a rank ended: the last sample up to then."""
     until = rank.end_seconds or 0.0
-    before = [sample for sample in told.samples if sample.seconds <= until] or list(told.samples[:1])
+    before = [sample for sample in result.samples if sample.seconds <= until] or list(result.samples[:1])
     at_once = [sample for sample in before if sample.seconds == before[-1].seconds]
-    return gb(max(sample.used_bytes for sample in at_once) * told.scale)
+    return gb(max(sample.used_bytes for sample in at_once) * result.scale)
 
 
 def race_map_figure(drawn: RaceMap, theme: Theme = "light") -> Figure:
@@ -82,13 +92,13 @@ def race_map_figure(drawn: RaceMap, theme: Theme = "light") -> Figure:
         drawn: from `race_map`.
         theme: light or dark.
     """
-    story = drawn.story
+    scenario = drawn.scenario
     sizes, skews = [f"{size:g}" for size in drawn.sizes_gb], [f"{skew:g}" for skew in drawn.skews_seconds]
     figure = new_figure(
         theme,
         title={
-            "text": f"Same launch, other arrival: SGLang {story.guard.release}, {story.ranks} ranks, "
-            f"{gb(story.available_bytes):g} of {gb(story.host_bytes):g} GB available (simulated)"
+            "text": f"Same launch, other arrival: SGLang {scenario.rules.version}, {scenario.ranks} ranks, "
+            f"{gb(scenario.available_bytes):g} of {gb(scenario.host_bytes):g} GB available (simulated)"
         },
         xaxis={"title": {"text": "--hicache-size, GB (1e9) per rank"}, "type": "category", "categoryarray": sizes},
         yaxis={
