@@ -301,3 +301,16 @@ def test_this_machine_is_one_host_to_everybody(capsys: pytest.CaptureFixture[str
     assert parse_launch(line).container is not None
     assert space["question"].host.effective_total_bytes <= 12 * GIB
     assert pasted["host_bytes"] == noted["host_bytes"]
+
+
+def test_curve_draws_the_safe_tier_of_a_container(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Its largest safe tier is what ``max`` recommends, the container's limit counted."""
+    launch = LAUNCHES["size over the manifest's limit"]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 1024, "output_length": 8, "hash_ids": [1, 2]}\n' * 3)
+    words = ["curve", str(trace), "--model", launch.model, "--sglang-version", launch.release, "--tp-size", "8"]
+    words += ["--device-tokens", str(launch.tokens), "--sizes-gb", "48", *options(launch.facts)]
+    safe = command(capsys, words)["tiers"]["largest_safe"]
+    advice = expected("size over the manifest's limit")["advice"]
+    size, ratio = advice["hicache_size_gb"], advice["hicache_ratio"]
+    assert safe["label"] in (f"--hicache-size {size}", f"--hicache-ratio {ratio:g}")

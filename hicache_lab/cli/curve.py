@@ -13,6 +13,7 @@ import numpy as np
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import format_gb
 from hicache_lab.cli import traffic
+from hicache_lab.preflight.ask import HOST_FACTS
 from hicache_lab.preflight.host_tiers import HostTier
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.traffic.cachesim import (
@@ -47,6 +48,9 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host-ram", metavar="449GB", help="draws the largest safe host tier")
     parser.add_argument("--available", metavar="445GB", help="MemAvailable before the launch")
+    parser.add_argument("--hugepages", metavar="64GiB", help="reserved huge pages")
+    parser.add_argument("--cgroup-limit", metavar="417GiB", help="memory limit of the container")
+    parser.add_argument("--cgroup-usage", metavar="10GiB", help="what the container already uses")
     parser.add_argument("--overhead", metavar="40GB", help="the server's own host memory besides the pools")
     parser.add_argument(
         "--mean-resident-tokens", type=traffic.positive_float, metavar="N", help="tokens a running request holds"
@@ -174,9 +178,7 @@ def _sampled_curve(args: argparse.Namespace, workload: Workload) -> SampledCurve
 def _tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace) -> dict[str, Any]:
     """Hit rates of prompt tokens for several host tiers; with a model also their bytes and verdicts."""
     policy = traffic.policy_of(args, config)
-    question = traffic.question_of(
-        args, config, host_ram=args.host_ram, available=args.available, overhead=args.overhead
-    )
+    question = traffic.question_of(args, config, **{name: getattr(args, name) for name in (*HOST_FACTS, "overhead")})
     speeds = traffic.rates(args, question)
     if question is None:
         return _bare_tiers(args, config, trace, str(policy))
