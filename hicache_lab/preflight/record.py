@@ -90,6 +90,7 @@ def answer_record(answer: Answer, advice: Advice | None = None) -> dict[str, Any
                 "every_rank_passes": order.passes,
                 "refused_rank": order.refusal.rank if order.refusal else None,
                 "refused_rank_allowed_bytes": order.refusal.available_bytes if order.refusal else None,
+                "killed_rank": order.killed_rank,
                 "resident_bytes": order.resident_bytes,
             }
             for order in answer.orders

@@ -70,6 +70,14 @@ def _order_line(order: Order) -> str:
     return f"checking {order.name}: rank {number} is refused{free}"
 
 
+def _in_sequence(order: Order, limit_bytes: int) -> str:
+    """How a launch whose ranks may be killed ends if they come one after another."""
+    if order.killed_rank is None:
+        return f"{_order_line(order).removeprefix('checking ')}: a clean refusal"
+    total = f"{_amount(order.resident_bytes)} of {format_gb(limit_bytes)}"
+    return f"{order.name}: rank {order.killed_rank + 1} passes the limit ({total}) before any check refuses"
+
+
 def _outcome(answer: Answer) -> list[str]:
     question, lines = answer.question, []
     if answer.verdict == "OOM_RISK":
@@ -78,10 +86,8 @@ def _outcome(answer: Answer) -> list[str]:
             other = format_gb(question.overhead_bytes)
             return [f"the server's other memory ({other}) alone takes all that is available, before any host pool"]
         lines.append(f"the host is out of memory at about {format_gb(limit, 0)} resident; the kernel kills workers")
-        if answer.orders and answer.orders[1].refusal is not None:
-            lines.append(
-                f"if the ranks come {_order_line(answer.orders[1]).removeprefix('checking ')}: a clean refusal"
-            )
+        if len(answer.ranks) > 1:
+            lines.append(f"if the ranks come {_in_sequence(answer.orders[1], limit)}")
         lines.append("will not help: swap, --mem-fraction-static, another write policy")
     elif answer.verdict == "RACE":
         lines += [_order_line(order) for order in answer.orders]

@@ -96,16 +96,22 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Order:
-    """One order in which the ranks of a host check and take memory."""
+    """One order in which the ranks of a host check and take memory; it ends at a refusal or where the limit kills.
+
+    Attributes:
+        name: which order.
+        refusal: what stopped it, if a check did.
+        resident_bytes: what all ranks had taken by then.
+        killed_rank: the rank whose pool passes what the host (or its container) can give; None if none does. Of
+            ranks that take their pools together it is the first in number that finds nothing left.
+        passes: whether every rank got through its checks.
+    """
 
     name: Literal["together", "one after another"]
     refusal: Refusal | None
     resident_bytes: int
-
-    @property
-    def passes(self) -> bool:
-        """Whether every rank got through its checks."""
-        return self.refusal is None
+    killed_rank: int | None = None
+    passes: bool = True
 
 
 @dataclass(frozen=True)
@@ -320,8 +326,9 @@ def _check(question: Question, pool: HostPool, taken: int, rank: int, booked: in
 
 def _together(question: Question, ranks: Sequence[RankPools], booked: int | None) -> Order:
     """All ranks check their first pool, then all take it, then the second pool, and so on."""
-    taken = 0
-    for depth in range(max(len(rank.pools) for rank in ranks)):
+    taken, limit = 0, question.limit_bytes or 0
+    deepest = max(len(rank.pools) for rank in ranks)
+    for depth in range(deepest):
         level = [(number, rank.pools[depth]) for number, rank in enumerate(ranks) if depth < len(rank.pools)]
         checked: dict[tuple[int, int], Refusal | None] = {}
         for number, pool in level:
@@ -331,20 +338,28 @@ def _together(question: Question, ranks: Sequence[RankPools], booked: int | None
             if key not in checked:
                 checked[key] = _check(question, pool, taken, number, left)
             if checked[key] is not None:
-                return Order("together", checked[key], taken)
-        taken += sum(resident_bytes(pool, question.rules) for _, pool in level)
+                return Order("together", checked[key], taken, passes=False)
+        killed = None
+        for number, pool in level:
+            taken += resident_bytes(pool, question.rules)
+            killed = number if killed is None and taken > limit else killed
+        if killed is not None:
+            return Order("together", None, taken, killed, passes=depth == deepest - 1)
     return Order("together", None, taken)
 
 
 def _one_after_another(question: Question, ranks: Sequence[RankPools]) -> Order:
     """Each rank takes all its pools before the next one checks."""
-    taken = 0
+    taken, limit = 0, question.limit_bytes or 0
     for number, rank in enumerate(ranks):
         for pool in rank.pools:
             refusal = _check(question, pool, taken, number, None)
             if refusal is not None:
-                return Order("one after another", refusal, taken)
+                return Order("one after another", refusal, taken, passes=False)
             taken += resident_bytes(pool, question.rules)
+            if taken > limit:
+                is_last = number == len(ranks) - 1 and pool is rank.pools[-1]
+                return Order("one after another", None, taken, number, passes=is_last)
     return Order("one after another", None, taken)
 
 
@@ -367,14 +382,14 @@ def _judge(question: Question, answer: Answer) -> Verdict:
     together, apart = answer.orders
     limit = question.limit_bytes
     assert limit is not None
+    # where the server's other memory alone passes the limit, no refusal comes before the kill
     stopped = together.refusal if together.resident_bytes <= limit else None
     if stopped is not None and stopped.error == "AssertionError":
         return "ASSERT"
     if stopped is not None and together.resident_bytes == 0:
         return "REFUSED"
     if answer.resident_bytes > limit:
-        clean = all(order.refusal is not None and order.resident_bytes <= limit for order in answer.orders)
-        return "REFUSED" if clean else "OOM_RISK"
+        return "REFUSED" if stopped is not None and apart.refusal is not None else "OOM_RISK"
     if together.passes != apart.passes and answer.auto is None:
         return "RACE"
     if not together.passes:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_lab.base.errors import UnknownFact, UsageError
-from hicache_lab.base.units import GB
-from hicache_lab.preflight import Question, advise, ask, assess, explain, with_release, with_size
+from hicache_lab.base.units import GB, GIB
+from hicache_lab.preflight import Answer, Question, advise, ask, assess, explain, with_release, with_size
 from hicache_lab.preflight.cases import judge_case, judge_cases
 from hicache_lab.preflight.record import answer_record
 from hicache_lab.sglang.releases import RESERVE_BYTES, VERIFIED
@@ -211,3 +211,46 @@ def test_an_overhead_that_fills_the_host_is_named() -> None:
     assert text.startswith("OOM_RISK")
     assert "other memory (40.00 GB) alone takes all that is available" in text
     assert "clean refusal" not in text
+
+
+def in_manifest(size_gb: int, version: str = "0.5.8") -> Answer:
+    """8 ranks in a container of 1000Gi on a host of 1.5 TB, 60 GB for the server besides."""
+    facts = {"host_ram": "1500GB", "cgroup_limit": "1000GiB", "overhead": "60GB", "device_tokens": 116_000}
+    return assess(ask("kimi-k2.5", version, tp_size=8, hicache_size=size_gb, **facts))
+
+
+def test_a_sequence_ends_where_the_limit_kills_not_where_the_check_would_refuse() -> None:
+    """Rank 5 would have been refused with 179.26 GB allowed, but rank 4 passes the limit: 1,200 of 1,013.74 GB."""
+    answer = in_manifest(300)
+    together, apart = answer.orders
+    assert answer.verdict == "OOM_RISK" and answer.refusal is None
+    assert answer.question.limit_bytes == 1000 * GIB - 60 * GB
+    assert (together.killed_rank, together.passes, together.refusal) == (3, True, None)
+    assert (apart.killed_rank, apart.passes, apart.refusal) == (3, False, None)
+    taken = 4 * answer.per_rank_bytes
+    assert (apart.resident_bytes, together.resident_bytes) == (taken, 2 * taken)
+    assert taken == 1_200_000_089_088
+    text = explain(answer)
+    assert "rank 4 passes the limit (1,200 GB of 1,013.74 GB) before any check refuses" in text
+    assert "clean refusal" not in text and "179.26" not in text
+
+
+def test_without_a_container_the_check_refuses_before_the_limit() -> None:
+    answer = assess(ask("kimi-k2.5", "0.5.8", tp_size=8, hicache_size=300, host_ram="1500GB", overhead="60GB"))
+    apart = answer.orders[1]
+    assert apart.killed_rank is None and apart.refusal is not None
+    assert (apart.refusal.rank, apart.refusal.available_bytes) == (4, 1440 * GB - 10 * GIB - 4 * answer.per_rank_bytes)
+    assert "rank 5 is refused" in explain(answer) and "a clean refusal" in explain(answer)
+
+
+def test_a_release_that_reads_the_container_refuses_in_time() -> None:
+    answer = in_manifest(300, "0.5.22")
+    assert answer.verdict == "REFUSED"
+    assert all(order.killed_rank is None and order.refusal is not None for order in answer.orders)
+
+
+def test_a_rounded_buffer_kills_where_the_bytes_asked_for_would_have_fitted() -> None:
+    """0.5.2 pins 137.4 GB for each 100 asked for: the third passes 310 GB, which 3 × 100 would not."""
+    answer = assess(ask("llama-3.1-70b", "0.5.2", tp_size=8, hicache_size=100, host_ram="1TB", cgroup_limit="310GB"))
+    assert answer.orders[1].killed_rank == 2
+    assert answer.orders[1].resident_bytes == 3 * 2**37
