@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.sglang.releases import EXAMINED
 
 
 def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
@@ -57,7 +58,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
 
 def not_sglang(names: list[str], lines: int | None) -> str:
     """The message for input without a single line that SGLang prints; None: nobody counted the lines."""
-    known = "is known from an SGLang server (releases 0.4.4 … 0.5.23)"
+    known = f"is known from an SGLang server (releases {EXAMINED})"
     what = "nothing in it" if lines is None else f"{lines:,} lines and none of them"
     what = "empty" if lines == 0 else f"{what} {known}"
     return f"{', '.join(names)}: {what}; give the server's own log (standard output and standard error)"

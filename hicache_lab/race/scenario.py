@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import GB, format_gb
 from hicache_lab.preflight import Answer
-from hicache_lab.sglang.releases import ReleaseRules, first_release_with, rules_for
+from hicache_lab.sglang.releases import ReleaseRules, first_release_where, rules_for
 from hicache_lab.sizing.guard import Budget, HostView, rank_budget
 
 RankOutcome = Literal["survived", "refused", "oom_killed", "stopped"]
@@ -241,7 +241,7 @@ def scenario_of_release(version: str, *, size_gb: float, **rest: Any) -> Scenari
     """
     rules = rules_for(version)
     if not rules.has_size_flag:
-        since = first_release_with("has_size_flag", True)
+        since = first_release_where(lambda rules: rules.has_size_flag)
         raise UsageError(f"--sglang-version {version}: --hicache-size exists from {since} on")
     return Scenario(rules, requested_bytes=round(size_gb * GB), **rest)
 

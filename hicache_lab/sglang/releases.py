@@ -8,7 +8,7 @@ releases between them were read and compared (``READ_EQUAL``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -24,7 +24,13 @@ VERIFIED = (
     "0.5.5.post3 0.5.6 0.5.7 0.5.8 0.5.9 0.5.10 0.5.10.post1 0.5.11 0.5.12 0.5.13 0.5.14 0.5.15 0.5.16 0.5.17 "
     "0.5.18 0.5.19 0.5.20 0.5.21 0.5.22 0.5.23"
 ).split()
-"""Releases whose own code produced the recorded vectors."""
+"""Releases whose own code produced the recorded vectors, oldest first."""
+
+NEWEST = VERIFIED[-1]
+"""The newest examined release: what later ones are taken to do."""
+
+EXAMINED = f"{VERIFIED[0]} … {NEWEST}"
+"""The range of examined releases in words."""
 
 READ_EQUAL: Mapping[str, str] = MappingProxyType(
     {
@@ -532,13 +538,17 @@ def rules_for(version: str) -> ReleaseRules:
     if wanted in exact or wanted in {Version(known) for known in (*READ_EQUAL, *READ)}:
         return rules
     older = max(known for known in exact if known <= wanted)
-    newest = max(exact)
-    relation = "newer than the newest examined release" if wanted > newest else "not an examined release"
+    relation = "newer than the newest examined release" if wanted > Version(NEWEST) else "not an examined release"
     return replace(
         rules,
         verified=False,
         warning=f"not verified for {version}: it is {relation}; the rules of {older} are used",
     )
+
+
+def first_release_where(applies: Callable[[ReleaseRules], bool]) -> str | None:
+    """The first release whose rules satisfy ``applies``, or None: for sentences such as "from 0.5.19 …"."""
+    return next((since for since, _, _ in CHANGES if applies(rules_for(since))), None)
 
 
 def first_release_with(rule: str, value: object) -> str | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hicache_lab.base.units import GB, GIB, format_gb, format_gib
-from hicache_lab.sglang.releases import RESERVE_BYTES, ReleaseRules, first_release_with
+from hicache_lab.sglang.releases import RESERVE_BYTES, ReleaseRules, first_release_where
 
 LogLine = tuple[str, str]
 """Level and text of one log line, as the server writes it."""
@@ -178,17 +178,17 @@ def beyond_reserve_bytes(available_bytes: int) -> int:
 
 def divides_since() -> str:
     """The first release whose check divides what is available by the ranks of the host."""
-    return _since("guard_divides_by_ranks", True)
+    return _since(lambda rules: rules.guard_divides_by_ranks)
 
 
 def exact_since() -> str:
     """The first release that takes the bytes asked for and registers them: no pinned allocator rounds them up."""
-    return _since("allocation", "host_register")
+    return _since(lambda rules: rules.allocation == "host_register")
 
 
-def _since(rule: str, value: object) -> str:
-    release = first_release_with(rule, value)
-    assert release is not None, f"no release has {rule} = {value!r}"
+def _since(applies: Callable[[ReleaseRules], bool]) -> str:
+    release = first_release_where(applies)
+    assert release is not None
     return release
 
 
@@ -250,11 +250,11 @@ def read_free_amount(
             return FreeAmount(text)
         available = free_bytes + RESERVE_BYTES
         return FreeAmount(f"{text} ({format_gb(available)} were available)", available, free_bytes)
-    since = divides_since()
+    subtracted, divided = _since(lambda rules: rules.shown == "allowance"), divides_since()
     return FreeAmount(
-        "What the free amount means depends on the release, which the log does not tell: the host's available memory "
-        f"before {_since('shown', 'allowance')}, that − {RESERVE_TEXT} before {since}, one rank's share from {since} "
-        "on (--sglang-version states it)"
+        "What the free amount means depends on the release, which the log does not tell: "
+        f"the host's available memory before {subtracted}, that − {RESERVE_TEXT} before {divided}, "
+        f"one rank's share from {divided} on (--sglang-version states it)"
     )
 
 

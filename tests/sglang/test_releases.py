@@ -6,13 +6,16 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from hicache_lab.base.errors import UnknownFact
+from hicache_lab.sglang.launch.flags import known_releases
 from hicache_lab.sglang.releases import (
     CHANGES,
+    EXAMINED,
+    NEWEST,
     READ,
     READ_EQUAL,
     VERIFIED,
     ReleaseRules,
-    first_release_with,
+    first_release_where,
     rules_for,
 )
 
@@ -117,7 +120,13 @@ def test_what_a_release_gained_it_keeps(one: str, other: str) -> None:
         assert getattr(before, gained) <= getattr(after, gained)
 
 
-def test_first_release_with() -> None:
-    assert first_release_with("guard_divides_by_ranks", True) == "0.5.19"
-    assert first_release_with("not_larger", "warn") == "0.5.15"
-    assert first_release_with("era", "Z") is None
+def test_first_release_where() -> None:
+    assert first_release_where(lambda rules: rules.guard_divides_by_ranks) == "0.5.19"
+    assert first_release_where(lambda rules: rules.not_larger == "warn") == "0.5.15"
+    assert first_release_where(lambda rules: rules.era == "Z") is None
+    assert first_release_where(lambda rules: True) == "0.4.4"
+
+
+def test_the_examined_releases_are_those_whose_flags_were_read() -> None:
+    assert (str(known_releases()[0]), str(known_releases()[-1])) == (VERIFIED[0], NEWEST)
+    assert f"{VERIFIED[0]} … {NEWEST}" == EXAMINED
