@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hicache_lab.base.units import GB
 from hicache_lab.preflight.verdict import Answer, Question, assess
-from hicache_lab.sglang.launch import LaunchConfig, render
+from hicache_lab.sglang.launch import LaunchConfig, render_launch
 from hicache_lab.sglang.releases import rules_for
 from hicache_lab.sizing.guard import beyond_reserve_bytes
 
@@ -132,7 +132,7 @@ def corrected_line(answer: Answer, advice: Advice, config: LaunchConfig) -> str 
     if answer.verdict == "FITS":
         return None
     if advice.size_gb is not None and answer.size_gb > 0:
-        return render(config, changes={"hicache_size": advice.size_gb, "hicache_ratio": None})
+        return render_launch(config, changes={"hicache_size": advice.size_gb, "hicache_ratio": None})
     if advice.ratio is not None:
-        return render(config, changes={"hicache_ratio": advice.ratio, "hicache_size": None})
+        return render_launch(config, changes={"hicache_ratio": advice.ratio, "hicache_size": None})
     return None

@@ -215,8 +215,11 @@ def test_the_race_and_preflight_give_the_same_numbers(version: str, size: int, f
     assert (at_once.refused > 0) == (together.refusal is not None)
     assert at_once.ranks[0].budget_bytes == answer.question.budget().budget_bytes
     in_turn = simulate(scenario_of_answer(answer, skew_seconds=1000))
-    assert (in_turn.oom_kills > 0) == (apart.resident_bytes > limit)
-    if not in_turn.oom_kills:
+    assert (in_turn.oom_kills > 0) == (apart.resident_bytes > limit) == (apart.killed_rank is not None)
+    if in_turn.oom_kills:
+        first_kill = min(rank.end_seconds for rank in in_turn.ranks if rank.outcome == "oom_killed")
+        assert first_kill // 1000 == apart.killed_rank, "the rank whose pages passed the limit"
+    else:
         refused = [rank.rank for rank in in_turn.ranks if rank.outcome == "refused"]
         assert refused == ([] if apart.refusal is None else [apart.refusal.rank])
         peak = max(sum(sample.rank_bytes) for sample in in_turn.samples)

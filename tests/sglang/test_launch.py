@@ -20,7 +20,7 @@ from hicache_lab.sglang.launch import (
     parse_launches,
     parse_server_args,
     refusals,
-    render,
+    render_launch,
 )
 from hicache_lab.sglang.launch.config import FIELD_TYPES, FLAG_FIELDS
 from hicache_lab.sglang.launch.flags import known_flags, known_releases, resolve
@@ -164,8 +164,8 @@ def test_what_no_size_depends_on_may_stay_a_variable() -> None:
     config = parse_launch(f"{KIMI} --host $POD_IP --port ${{PORT}} --node-rank $RANK")
     assert config.host is None
     assert dict(config.other)["--host"] == "$POD_IP"
-    assert render(config).endswith("--host $POD_IP --port ${PORT} --node-rank $RANK")
-    assert parse_launch(render(config)) == config
+    assert render_launch(config).endswith("--host $POD_IP --port ${PORT} --node-rank $RANK")
+    assert parse_launch(render_launch(config)) == config
 
 
 # options as argparse reads them
@@ -269,12 +269,23 @@ def test_a_fraction_of_a_gb_is_kept_and_the_server_refuses_it() -> None:
 def test_secrets_are_not_kept() -> None:
     text = f"HF_TOKEN=hf_abc {KIMI} --api-key sk-123 --admin-api-key=sk-456"
     config = parse_launch(text)
-    assert not re.search("hf_abc|sk-", repr(config) + repr(config.source) + render(config))
-    assert render(config).startswith('HF_TOKEN="$HF_TOKEN" python')
-    assert '--api-key "$API_KEY"' in render(config)
-    assert parse_launch(render(config)) == config
+    assert not re.search("hf_abc|sk-", repr(config) + repr(config.source) + render_launch(config))
+    assert render_launch(config).startswith('HF_TOKEN="$HF_TOKEN" python')
+    assert '--api-key "$API_KEY"' in render_launch(config)
+    assert parse_launch(render_launch(config)) == config
     docker = parse_launch("docker run -e HF_TOKEN=hf_abc i python -m sglang.launch_server --model-path m")
-    assert "hf_abc" not in render(docker) + repr(docker)
+    assert "hf_abc" not in render_launch(docker) + repr(docker)
+
+
+def test_a_credential_inside_a_value_is_not_kept() -> None:
+    extra = """--hicache-storage-backend-extra-config '{"access_token": "abc123", "size": 4}'"""
+    config = parse_launch(f"{KIMI} {extra} --watermark-key-id w123")
+    assert "abc123" not in repr(config) + repr(config.source) + render_launch(config)
+    assert '"size": 4' in render_launch(config)
+    assert "put it back where the stars are" in " ".join(config.notes)
+    assert parse_launch(render_launch(config)) == replace(config, notes=())
+    dump = """server_args={'model_path': 'm', 'watermark_key': 'w123', 'extra': '{"access_token": "abc123"}'}"""
+    assert not re.search("abc123|w123", repr(parse_server_args(dump)))
 
 
 # ranks
@@ -326,7 +337,7 @@ def test_a_recipe_script() -> None:
     config = parse_launch(RECIPE, variables={"MODEL": "m"})
     assert (config.model, config.tp_size, config.hicache_size, config.page_size) == ("m", 8, 270, 64)
     assert any(note.startswith("line 10: this text branches") for note in config.notes)
-    assert render(config, changes={"hicache_size": 48}, multiline=False) == (
+    assert render_launch(config, changes={"hicache_size": 48}, multiline=False) == (
         'python3 -m sglang.launch_server --model-path=m --port="$PORT" --tp=8 --enable-hierarchical-cache '
         "--hicache-size 48 --page-size 64"
     )
@@ -367,7 +378,7 @@ def test_docker_run() -> None:
     assert config.container.image_tag == "v0.5.8-cu126"
     assert config.sglang_version is None
     assert config.env == (("A", "1"),)
-    assert parse_launch(render(config)) == config
+    assert parse_launch(render_launch(config)) == config
 
 
 def test_docker_run_around_sh() -> None:
@@ -478,8 +489,8 @@ def test_a_config_file_is_merged_and_the_command_line_wins(tmp_path: Path) -> No
     assert config.enable_hierarchical_cache and config.disable_radix_cache is None
     assert ("--cuda-graph-bs", ("1", "2")) in config.other
     assert ("--log-level", "debug") in config.other and ("--log-level", "info") not in config.other
-    assert render(config) == text
-    assert render(config, changes={"tp_size": 8}) == f"{text} --tp-size 8"
+    assert render_launch(config) == text
+    assert render_launch(config, changes={"tp_size": 8}) == f"{text} --tp-size 8"
 
 
 @pytest.mark.parametrize(
@@ -693,31 +704,33 @@ def test_a_change_touches_nothing_else() -> None:
         "    --hicache-ratio=2.5 \\\n    --trust-remote-code"
     )
     config = parse_launch(text)
-    assert render(config) == text.replace("  --tp", " --tp")
-    assert render(config, changes={"tp_size": 4}) == render(config).replace("--tp 8", "--tp 4")
-    assert render(config, changes={"hicache_ratio": 3}) == render(config).replace("=2.5", "=3.0")
-    sized = render(config, changes={"hicache_size": 48})
+    assert render_launch(config) == text.replace("  --tp", " --tp")
+    assert render_launch(config, changes={"tp_size": 4}) == render_launch(config).replace("--tp 8", "--tp 4")
+    assert render_launch(config, changes={"hicache_ratio": 3}) == render_launch(config).replace("=2.5", "=3.0")
+    sized = render_launch(config, changes={"hicache_size": 48})
     assert "--hicache-ratio" not in sized
     assert sized.endswith("--trust-remote-code \\\n    --hicache-size 48")
-    assert render(config, changes={"hicache_ratio": None}, multiline=False) == (
+    assert render_launch(config, changes={"hicache_ratio": None}, multiline=False) == (
         "FOO=1 python3 -m sglang.launch_server --model-path 'm' --tp 8 --trust-remote-code"
     )
 
 
 def test_serve_keeps_its_plain_model() -> None:
     config = parse_launch("sglang serve old --tp 2")
-    assert render(config, changes={"model": "new model"}) == "sglang serve 'new model' --tp 2"
+    assert render_launch(config, changes={"model": "new model"}) == "sglang serve 'new model' --tp 2"
 
 
 def test_a_line_without_a_paste() -> None:
     config = LaunchConfig(model="m", tp_size=8, enable_hierarchical_cache=True, env=(("A", "b c"),))
     line = "A='b c' python -m sglang.launch_server --model-path m --tp-size 8 --enable-hierarchical-cache"
-    assert render(config) == line
-    assert render(config, multiline=True).count(" \\\n  ") == 3
+    assert render_launch(config) == line
+    assert render_launch(config, multiline=True).count(" \\\n  ") == 3
 
 
 def test_a_dump_renders_its_fields() -> None:
-    line = render(parse_server_args((FIXTURES / "server_args_0.5.10.log").read_text()), changes={"hicache_size": 4})
+    line = render_launch(
+        parse_server_args((FIXTURES / "server_args_0.5.10.log").read_text()), changes={"hicache_size": 4}
+    )
     assert "--hicache-size 4" in line and "--hicache-ratio" not in line and "False" not in line
     assert parse_launch(line).tp_size == 2
 
@@ -735,7 +748,7 @@ def test_a_dump_renders_its_fields() -> None:
 )
 def test_a_bad_change_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        render(LaunchConfig(model="m"), changes=changes)
+        render_launch(LaunchConfig(model="m"), changes=changes)
 
 
 def test_changes_by_option_name() -> None:
@@ -775,9 +788,9 @@ def configs(draw: st.DrawFn) -> LaunchConfig:
 
 @given(configs())
 def test_what_is_rendered_is_read_back(config: LaunchConfig) -> None:
-    assert parse_launch(render(config)) == config
-    assert parse_launch(render(config, multiline=True)) == config
-    assert parse_launch(shlex.split(render(config))[len(config.env) :]) == replace(config, env=())
+    assert parse_launch(render_launch(config)) == config
+    assert parse_launch(render_launch(config, multiline=True)) == config
+    assert parse_launch(shlex.split(render_launch(config))[len(config.env) :]) == replace(config, env=())
 
 
 def in_any_order(config: LaunchConfig) -> LaunchConfig:
@@ -787,8 +800,8 @@ def in_any_order(config: LaunchConfig) -> LaunchConfig:
 @given(configs(), configs())
 def test_any_paste_renders_any_change(pasted: LaunchConfig, wanted: LaunchConfig) -> None:
     flags = {name: getattr(wanted, name) for name in FLAG_FIELDS}
-    target = replace(parse_launch(render(pasted)), **flags, other=wanted.other)
-    assert in_any_order(parse_launch(render(target))) == in_any_order(target)
+    target = replace(parse_launch(render_launch(pasted)), **flags, other=wanted.other)
+    assert in_any_order(parse_launch(render_launch(target))) == in_any_order(target)
 
 
 def test_every_field_kind_is_generated() -> None:
@@ -807,7 +820,7 @@ def test_every_field_kind_is_generated() -> None:
 def test_a_launch_from_flags_alone(argv: list[str], fields_: dict[str, object], expected: LaunchConfig) -> None:
     config = launch_from_flags(argv, sglang_version="0.5.8", **fields_)
     assert config == replace(expected, sglang_version="0.5.8")
-    assert parse_launch(render(config), sglang_version="0.5.8") == config
+    assert parse_launch(render_launch(config), sglang_version="0.5.8") == config
 
 
 @pytest.mark.parametrize("argv", [["--tp-size", "two"], ["8"], ["--page-size"], ["--dis", "1"], ["--tp-size", "$TP"]])

@@ -5,7 +5,7 @@ from hicache_lab.sglang.launch.command import parse_launch, parse_launches
 from hicache_lab.sglang.launch.config import Container, LaunchConfig, Rejection, flag_of
 from hicache_lab.sglang.launch.dump import parse_server_args
 from hicache_lab.sglang.launch.flags import flags_unknown_to, refusals
-from hicache_lab.sglang.launch.render import render
+from hicache_lab.sglang.launch.render import render_launch
 
 __all__ = [
     "Container",
@@ -19,5 +19,5 @@ __all__ = [
     "parse_launches",
     "parse_server_args",
     "refusals",
-    "render",
+    "render_launch",
 ]

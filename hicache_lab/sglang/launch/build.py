@@ -13,7 +13,7 @@ from hicache_lab.base.errors import UsageError
 from hicache_lab.sglang.launch.config import FIELD_TYPES, FLAG_FIELDS, LaunchConfig, LaunchSource, flag_of
 from hicache_lab.sglang.launch.flags import known_flags, release
 from hicache_lab.sglang.launch.options import merge_config_file, read_options, typed_value
-from hicache_lab.sglang.launch.shell import Word
+from hicache_lab.sglang.launch.shell import ShellWord
 
 # one way to size the host pool replaces the other
 _RIVALS = {"hicache_size": "hicache_ratio", "hicache_ratio": "hicache_size"}
@@ -35,7 +35,7 @@ def launch_from_flags(
         InputError: the ``--config`` file is missing or not a YAML mapping.
     """
     options = read_options(
-        [Word(text, shlex.quote(text)) for text in argv],
+        [ShellWord(text, shlex.quote(text)) for text in argv],
         None if sglang_version is None else release(sglang_version),
         is_serve=False,
     )
@@ -45,7 +45,7 @@ def launch_from_flags(
         sglang_version=sglang_version,
         other=tuple(options.other),
         notes=tuple(dict.fromkeys(options.notes)),
-        source=LaunchSource("command", tokens=tuple(options.tokens)),
+        source=LaunchSource("command", options=tuple(options.typed)),
     )
     return changed(config, fields) if fields else config
 

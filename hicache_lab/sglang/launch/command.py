@@ -11,15 +11,16 @@ from pathlib import Path
 from packaging.version import Version
 
 from hicache_lab.base.errors import UsageError
-from hicache_lab.sglang.launch.config import Container, LaunchConfig, LaunchSource, flag_of
+from hicache_lab.base.secrets import is_secret
+from hicache_lab.sglang.launch.config import Container, LaunchConfig, LaunchSource, flag_of, inherits_environment
 from hicache_lab.sglang.launch.flags import release
 from hicache_lab.sglang.launch.options import merge_config_file, read_options
-from hicache_lab.sglang.launch.shell import ASSIGNMENT, Command, Word, branches, clean_paste, read_commands
+from hicache_lab.sglang.launch.shell import ASSIGNMENT, Command, ShellWord, branches, clean_paste, read_commands
 from hicache_lab.sglang.launch.wrappers import (
     Wrapped,
     batch_script,
     docker_run,
-    dockerfile_words,
+    dockerfile_argv,
     looks_like_document,
     read_documents,
     slurm_step,
@@ -31,17 +32,16 @@ _OTHER_ENGINES = re.compile(
     r"vllm(\.\S*)?|trtllm-serve|tensorrt_llm\S*|lmdeploy|text-generation-launcher|llama-server|"
     r"lmcache\S*|dynamo\.(vllm|trtllm)\S*|tritonserver|ollama"
 )
-_SECRET = re.compile(r"\w*(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
 _DEEPEST = 8
 _LONGEST = 1_000_000
 
 
 @dataclass
-class _Found:
+class _FoundLaunch:
     """A launch in a paste: the words before its options, its options, and what stands around it."""
 
-    before: list[Word]
-    options: list[Word]
+    before: list[ShellWord]
+    options: list[ShellWord]
     is_serve: bool = False
     container: Container | None = None
     env: dict[str, str] = field(default_factory=dict)
@@ -58,7 +58,7 @@ def parse_launch(
     """Read the one SGLang launch in a paste.
 
     Args:
-        text: shell text, a docker or Kubernetes wrapping of it, or a list of words.
+        text: shell text, a docker or Kubernetes wrapping of it, or an argv.
         sglang_version: the release, if known: abbreviations are then read as that release reads them.
         base_dir: where a ``--config FILE`` with a relative path is looked up; None leaves the file unread.
         variables: values of shell variables that the paste itself does not set.
@@ -108,14 +108,14 @@ def parse_launches(
     return tuple(replace(_config(one, version, base_dir, notes), sglang_version=sglang_version) for one in found)
 
 
-def _in_text(text: str, variables: Mapping[str, str]) -> list[_Found]:
+def _in_text(text: str, variables: Mapping[str, str]) -> list[_FoundLaunch]:
     """A launch in whatever kind of text this is."""
     if unit := systemd_unit(text):
         return _in_wrapped([unit], variables)
     if looks_like_document(text):
         return _in_wrapped(read_documents(text), variables)
     found = _in_shell(text, variables)
-    if not found and (listed := dockerfile_words(text)):
+    if not found and (listed := dockerfile_argv(text)):
         found = _in_words(_plain_words(listed), variables)
     share = batch_script(text)
     for one in found:
@@ -123,8 +123,8 @@ def _in_text(text: str, variables: Mapping[str, str]) -> list[_Found]:
     return found
 
 
-def _plain_words(texts: Sequence[str]) -> list[Word]:
-    return [Word(text, shlex.quote(text)) for text in texts]
+def _plain_words(texts: Sequence[str]) -> list[ShellWord]:
+    return [ShellWord(text, shlex.quote(text)) for text in texts]
 
 
 def _nothing_found(text: str) -> str:
@@ -137,7 +137,7 @@ def _nothing_found(text: str) -> str:
     )
 
 
-def _launch_end(words: Sequence[Word]) -> tuple[int, bool] | None:
+def _launch_end(words: Sequence[ShellWord]) -> tuple[int, bool] | None:
     """Where the launch's options begin, and whether the launch is ``sglang serve``."""
     before = ""
     for index, word in enumerate(words, 1):
@@ -151,13 +151,13 @@ def _launch_end(words: Sequence[Word]) -> tuple[int, bool] | None:
     return None
 
 
-def _in_words(words: Sequence[Word], variables: Mapping[str, str], depth: int = 0) -> list[_Found]:
+def _in_words(words: Sequence[ShellWord], variables: Mapping[str, str], depth: int = 0) -> list[_FoundLaunch]:
     end = _launch_end(words)
     if end is not None:
         at, is_serve = end
         before = list(words[:at])
         container, env = _around(before)
-        return [_Found(before, list(words[at:]), is_serve, container, env)]
+        return [_FoundLaunch(before, list(words[at:]), is_serve, container, env)]
     for index, word in enumerate(words):
         # sh -c '…', ssh host '…': a command inside one word
         if "sglang" in word.text and re.search(r"\s", word.text) and depth < _DEEPEST:
@@ -171,7 +171,7 @@ def _in_words(words: Sequence[Word], variables: Mapping[str, str], depth: int = 
     return []
 
 
-def _around(words: Sequence[Word]) -> tuple[Container | None, dict[str, str]]:
+def _around(words: Sequence[ShellWord]) -> tuple[Container | None, dict[str, str]]:
     """What the words before a launch set: the container's facts and the server's environment."""
     docker = docker_run([word.text for word in words])
     if docker is None:
@@ -179,15 +179,15 @@ def _around(words: Sequence[Word]) -> tuple[Container | None, dict[str, str]]:
     return docker.container, dict(docker.env) | _assignments(words[docker.end :])
 
 
-def _assignments(words: Sequence[Word]) -> dict[str, str]:
+def _assignments(words: Sequence[ShellWord]) -> dict[str, str]:
     matches = (ASSIGNMENT.fullmatch(word.text) for word in words)
     return {match[1]: match[2] for match in matches if match is not None}
 
 
-def _in_shell(text: str, variables: Mapping[str, str], depth: int = 0) -> list[_Found]:
+def _in_shell(text: str, variables: Mapping[str, str], depth: int = 0) -> list[_FoundLaunch]:
     commands = read_commands(text, variables)
     exported: dict[str, str] = {}
-    found: list[_Found] = []
+    found: list[_FoundLaunch] = []
     for number, command in enumerate(commands):
         if command.words[0].text == "export":
             exported |= _assignments(command.words)
@@ -196,7 +196,7 @@ def _in_shell(text: str, variables: Mapping[str, str], depth: int = 0) -> list[_
                 one.notes.append(
                     f"line {unsure[0]}: this text branches or loops; what it assigns is taken as if it ran"
                 )
-            if one.container is None or one.container.runtime == "slurm":
+            if inherits_environment(one.container):
                 one.env = exported | one.env
             _check_torn(commands[number + 1 : number + 2])
             found.append(one)
@@ -213,14 +213,14 @@ def _check_torn(following: Sequence[Command]) -> None:
             )
 
 
-def _in_wrapped(commands: Sequence[Wrapped], variables: Mapping[str, str]) -> list[_Found]:
+def _in_wrapped(commands: Sequence[Wrapped], variables: Mapping[str, str]) -> list[_FoundLaunch]:
     found = []
     for wrapped in commands:
         known = {**variables, **dict(wrapped.env)}
         if wrapped.shell is not None:
             inner = _in_shell(wrapped.shell + "\n", known)
         else:
-            words = [_kubernetes_word(word, known) for word in wrapped.words]
+            words = [_kubernetes_word(word, known) for word in wrapped.argv]
             inner = _in_words(words, known)
             if not inner and "sglang" in (wrapped.container.image or ""):
                 inner = _bare_arguments(words)
@@ -231,7 +231,7 @@ def _in_wrapped(commands: Sequence[Wrapped], variables: Mapping[str, str]) -> li
     return found
 
 
-def _kubernetes_word(text: str, variables: Mapping[str, str]) -> Word:
+def _kubernetes_word(text: str, variables: Mapping[str, str]) -> ShellWord:
     """Kubernetes replaces ``$(NAME)`` in command and args, and nothing else."""
     missing: list[str] = []
 
@@ -241,17 +241,17 @@ def _kubernetes_word(text: str, variables: Mapping[str, str]) -> Word:
         return variables.get(match[1], match[0])
 
     expanded = re.sub(r"\$\(([A-Za-z_]\w*)\)", value, text)
-    return Word(expanded, shlex.quote(expanded), tuple(missing))
+    return ShellWord(expanded, shlex.quote(expanded), tuple(missing))
 
 
-def _bare_arguments(words: list[Word]) -> list[_Found]:
+def _bare_arguments(words: list[ShellWord]) -> list[_FoundLaunch]:
     """Arguments of an image whose entrypoint is the launch."""
     if not words or not words[0].text.startswith("--model"):
         return []
-    return [_Found(_plain_words(["python", "-m", "sglang.launch_server"]), words)]
+    return [_FoundLaunch(_plain_words(["python", "-m", "sglang.launch_server"]), words)]
 
 
-def _config(found: _Found, version: Version | None, base_dir: Path | None, notes: Sequence[str]) -> LaunchConfig:
+def _config(found: _FoundLaunch, version: Version | None, base_dir: Path | None, notes: Sequence[str]) -> LaunchConfig:
     options = read_options(found.options, version, is_serve=found.is_serve)
     merge_config_file(options, base_dir)
     return LaunchConfig(
@@ -260,20 +260,20 @@ def _config(found: _Found, version: Version | None, base_dir: Path | None, notes
         env=tuple((name, _without_secret(name, value)) for name, value in found.env.items()),
         container=found.container,
         notes=tuple(dict.fromkeys([*notes, *found.notes, *options.notes])),
-        source=LaunchSource("command", "".join(_prefix(found.before)), tuple(options.tokens)),
+        source=LaunchSource("command", "".join(_prefix(found.before)), tuple(options.typed)),
     )
 
 
 def _without_secret(name: str, value: str) -> str:
-    return f"${name}" if value and _SECRET.fullmatch(name) else value
+    return f"${name}" if value and is_secret(name) else value
 
 
-def _prefix(words: Sequence[Word]) -> Iterator[str]:
+def _prefix(words: Sequence[ShellWord]) -> Iterator[str]:
     for number, word in enumerate(words):
         head = next((h for h in ("--env=", "-e=", "-e") if word.text.startswith(h)), "")
         match = ASSIGNMENT.fullmatch(word.text.removeprefix(head))
         lead = word.lead if number else ""
-        if match is not None and match[2] and _SECRET.fullmatch(match[1]):
+        if match is not None and match[2] and is_secret(match[1]):
             yield f'{lead}{head}{match[1]}="${match[1]}"'
         else:
             yield lead + word.raw

@@ -33,8 +33,13 @@ class Container:
         return name.partition(":")[2] or None
 
 
+def inherits_environment(container: Container | None) -> bool:
+    """Whether the server gets the environment of the shell around it: a bare command, or a step of a Slurm job."""
+    return container is None or container.runtime == "slurm"
+
+
 @dataclass(frozen=True)
-class Token:
+class TypedOption:
     """One option as it was typed.
 
     Attributes:
@@ -67,7 +72,7 @@ class LaunchSource:
 
     kind: str
     prefix: str = ""
-    tokens: tuple[Token, ...] = ()
+    options: tuple[TypedOption, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from hicache_lab.base.errors import InputError
+from hicache_lab.base.secrets import is_secret, redact
 from hicache_lab.sglang.launch.config import FIELD_TYPES, LaunchConfig, LaunchSource, Value
 
 _START = re.compile(r"server_args\s*=\s*(?=ServerArgs\(|\{)|(?=ServerArgs\()|\A\s*(?=\{)|\"server_args\"\s*:\s*(?=\{)")
@@ -23,7 +24,6 @@ _CONSTANTS = {
 }  # fmt: skip
 _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 _DEEPEST = 40
-_SECRET = re.compile(r"\w*(?:api_key|password|secret|token|watermark_key\w*)")
 
 
 class _CutOffError(Exception):
@@ -243,6 +243,6 @@ def _field_value(field: str, key: str, value: Any) -> Any:
 def _other_value(key: str, value: Any) -> Value:
     if value is True:
         return None
-    if _SECRET.fullmatch(key):
+    if is_secret(key):
         return "$" + key.upper()
-    return tuple(str(item) for item in value) if isinstance(value, tuple) else str(value)
+    return tuple(redact(str(item)) for item in value) if isinstance(value, tuple) else redact(str(value))

@@ -205,7 +205,7 @@ def _span() -> str:
 
 def _names(config: LaunchConfig) -> list[str]:
     """The options of a launch: as typed where they were typed, else by the name of their field."""
-    typed = [token.name for token in config.source.tokens] if config.source else []
+    typed = [token.name for token in config.source.options] if config.source else []
     dests = {known_flags()[name].field for name in typed if name in known_flags()}
     fields = [flag_of(name) for name, _ in config.given() if name not in dests]
     # a dump's other fields are not all options of the command line
@@ -255,7 +255,7 @@ def refusals(config: LaunchConfig, version: str) -> tuple[Rejection, ...]:
         refused = _value_refused(flag_of(field_name), value, flag, version)
         if refused is not None:
             found.append(refused)
-    for token in config.source.tokens if config.source else ():
+    for token in config.source.options if config.source else ():
         found.extend(_spelling_refused(token.spelling, token.values, version))
     return tuple(found)
 

@@ -14,31 +14,30 @@ from typing import Any
 from packaging.version import Version
 
 from hicache_lab.base.errors import InputError, UsageError
-from hicache_lab.base.units import GB, GIB, KB, KIB, MB, MIB, TB, TIB
-from hicache_lab.sglang.launch.config import FIELD_TYPES, Token, Value
+from hicache_lab.base.secrets import is_secret, redact
+from hicache_lab.base.units import KUBERNETES_SUFFIXES
+from hicache_lab.sglang.launch.config import FIELD_TYPES, TypedOption, Value
 from hicache_lab.sglang.launch.flags import Flag, resolve
-from hicache_lab.sglang.launch.shell import Word
+from hicache_lab.sglang.launch.shell import ShellWord
 
 # what argparse takes for a negative number, and therefore for a value
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
-_SECRET = re.compile(r"--(?:\w+-)*(?:api-key|password|secret|token|watermark-key(?:-\w+)?)")
 # not needed to size anything: an unknown variable in one of these is noted, not an error
 _UNSIZED = {"host", "port", "node_rank"}
-_SI = {"k": KB, "M": MB, "G": GB, "T": TB, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB}
 
 
 @dataclass
-class Options:
+class OptionReading:
     """The options of one launch: field values, other options, and the tokens they came from."""
 
     version: Version | None
     values: dict[str, Any] = field(default_factory=dict)
     other: list[tuple[str, Value]] = field(default_factory=list)
-    tokens: list[Token] = field(default_factory=list)
+    typed: list[TypedOption] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def read_options(words: Sequence[Word], version: Version | None, *, is_serve: bool) -> Options:
+def read_options(words: Sequence[ShellWord], version: Version | None, *, is_serve: bool) -> OptionReading:
     """Read the words after the launch.
 
     Args:
@@ -49,7 +48,7 @@ def read_options(words: Sequence[Word], version: Version | None, *, is_serve: bo
     Raises:
         UsageError: a word or a value that the server would refuse, or a variable without a value.
     """
-    options = Options(version)
+    options = OptionReading(version)
     at = 0
     while at < len(words):
         word = words[at]
@@ -69,11 +68,11 @@ def read_options(words: Sequence[Word], version: Version | None, *, is_serve: bo
     return options
 
 
-def _is_option(word: Word) -> bool:
+def _is_option(word: ShellWord) -> bool:
     return word.text.startswith("-") and len(word.text) > 1 and not _NEGATIVE_NUMBER.fullmatch(word.text)
 
 
-def _values(words: Sequence[Word], at: int, flag: Flag | None) -> list[Word]:
+def _values(words: Sequence[ShellWord], at: int, flag: Flag | None) -> list[ShellWord]:
     """The words after an option that belong to it."""
     end = at
     while end < len(words) and not _is_option(words[end]):
@@ -82,22 +81,22 @@ def _values(words: Sequence[Word], at: int, flag: Flag | None) -> list[Word]:
     return list(words[at : min(end, at + most)])
 
 
-def _positional(options: Options, word: Word, *, is_serve: bool) -> None:
+def _positional(options: OptionReading, word: ShellWord, *, is_serve: bool) -> None:
     if re.match(r"[\u2012-\u2015\u2212]", word.text):
         raise UsageError(f"{word.text!r} starts with a typographic dash; write two hyphens (--)")
     if word.unresolved:
         raise _unknown_variable("the launch", word)
     if is_serve and "model" not in options.values:
         options.values["model"] = word.text
-        options.tokens.append(Token("", "--model-path", (word.text,), word.raw, word.lead, "model"))
+        options.typed.append(TypedOption("", "--model-path", (word.text,), word.raw, word.lead, "model"))
         return
-    last = options.tokens[-1].spelling if options.tokens else "the launch"
+    last = options.typed[-1].spelling if options.typed else "the launch"
     if word.raw.startswith("\\ "):
         raise UsageError(f"after {last}: a backslash before a blank does not continue the line; delete the blank")
     raise UsageError(f"{word.text!r} after {last} belongs to no option; the server refuses to start with it")
 
 
-def _unknown_variable(where: str, word: Word) -> UsageError:
+def _unknown_variable(where: str, word: ShellWord) -> UsageError:
     name = word.unresolved[0]
     return UsageError(
         f"{where}: {word.text} uses {name}, to which this text gives no value; write the value in its place"
@@ -105,7 +104,7 @@ def _unknown_variable(where: str, word: Word) -> UsageError:
     )
 
 
-def _option(options: Options, flag: Flag | None, word: Word, taken: Sequence[Word]) -> None:
+def _option(options: OptionReading, flag: Flag | None, word: ShellWord, taken: Sequence[ShellWord]) -> None:
     spelling, equals, inline = word.text.partition("=")
     values = (inline,) if equals else tuple(value.text for value in taken)
     raw = " ".join(one.raw for one in (word, *taken))
@@ -120,12 +119,12 @@ def _option(options: Options, flag: Flag | None, word: Word, taken: Sequence[Wor
         options.notes.append(f"{spelling}: {unknown.text} is not known and is kept; no size depends on it")
         target = None
     if target is None:
-        _keep(options, Token(spelling, name, values, raw, word.lead))
+        _keep(options, TypedOption(spelling, name, values, raw, word.lead))
         return
     if target in options.values and values:
         options.notes.append(f"{name} is given more than once; the server takes the last")
     options.values[target] = typed_value(target, values[0] if values else None, spelling)
-    options.tokens.append(Token(spelling, name, values, raw, word.lead, target))
+    options.typed.append(TypedOption(spelling, name, values, raw, word.lead, target))
 
 
 def _check_count(spelling: str, flag: Flag, values: tuple[str, ...], *, has_inline: bool) -> None:
@@ -135,15 +134,18 @@ def _check_count(spelling: str, flag: Flag, values: tuple[str, ...], *, has_inli
         raise UsageError(f"{spelling}: expected a value, got nothing")
 
 
-def _keep(options: Options, token: Token) -> None:
-    """An option without a field: kept in order, its value replaced by a variable if it is a secret."""
-    if token.values and _SECRET.fullmatch(token.name):
+def _keep(options: OptionReading, token: TypedOption) -> None:
+    """An option without a field: kept in order, without the credentials that its value is or contains."""
+    if token.values and is_secret(token.name):
         variable = "$" + token.name.removeprefix("--").replace("-", "_").upper()
         if token.values != (variable,):
             options.notes.append(f"{token.name}: its value is not kept; the line reads it from {variable}")
         token = replace(token, values=(variable,), raw=f'{token.spelling} "{variable}"')
+    elif (values := tuple(redact(value) for value in token.values)) != token.values:
+        options.notes.append(f"{token.name}: a credential in its value is not kept; put it back where the stars are")
+        token = replace(token, values=values, raw=" ".join([token.spelling, *map(shlex.quote, values)]))
     options.other.append((token.name, token.value))
-    options.tokens.append(token)
+    options.typed.append(token)
 
 
 def typed_value(target: str, text: str | None, flag: str) -> Any:
@@ -183,10 +185,10 @@ def _integer(text: str, target: str) -> int | None:
     if match is None or target not in {"max_total_tokens", "context_length"}:
         return None
     if "i" in match[3]:
-        return None if match[2] else int(match[1]) * _SI[match[3]]
+        return None if match[2] else int(match[1]) * KUBERNETES_SUFFIXES[match[3]]
     decimals = match[2] or ""
     scale: int = 10 ** len(decimals)
-    return int(match[1] + decimals) * _SI[match[3]] // scale
+    return int(match[1] + decimals) * KUBERNETES_SUFFIXES[match[3]] // scale
 
 
 def _number(text: str) -> float | None:
@@ -210,7 +212,7 @@ def _size_gb(text: str, flag: str) -> int | float:
     return number
 
 
-def merge_config_file(options: Options, base_dir: Path | None) -> None:
+def merge_config_file(options: OptionReading, base_dir: Path | None) -> None:
     """Add what ``--config FILE`` sets; the command line wins, as in the server's ConfigArgumentMerger.
 
     Args:
@@ -230,13 +232,13 @@ def merge_config_file(options: Options, base_dir: Path | None) -> None:
     if base_dir is None:
         options.notes.append(f"--config {name} was not read: what it sets is not known here")
         return
-    inner = Options(options.version)
+    inner = OptionReading(options.version)
     for key, value in _config_mapping(base_dir / name).items():
         _config_entry(inner, str(key), value)
-    given = {token.name for token in options.tokens}
+    given = {token.name for token in options.typed}
     options.values = {**inner.values, **options.values}
     options.other = [entry for entry in inner.other if entry[0] not in given] + options.other
-    options.tokens = [replace(token, from_file=True) for token in inner.tokens] + options.tokens
+    options.typed = [replace(token, from_file=True) for token in inner.typed] + options.typed
     options.notes += [f"{name}: {note}" for note in inner.notes]
 
 
@@ -257,7 +259,7 @@ def _config_mapping(path: Path) -> dict[Any, Any]:
     return data or {}
 
 
-def _config_entry(options: Options, key: str, value: Any) -> None:
+def _config_entry(options: OptionReading, key: str, value: Any) -> None:
     """One entry as the server turns it into words: true is the bare option, false is nothing."""
     resolved = resolve("--" + key, options.version)
     if resolved.note:
@@ -272,5 +274,5 @@ def _config_entry(options: Options, key: str, value: Any) -> None:
         texts = [str(item) for item in value]
     else:
         texts = [json.dumps(value) if isinstance(value, dict | bool) else str(value)]
-    words = [Word(text, shlex.quote(text)) for text in ("--" + key, *texts)]
+    words = [ShellWord(text, shlex.quote(text)) for text in ("--" + key, *texts)]
     _option(options, resolved.flag, words[0], words[1:])

@@ -11,8 +11,9 @@ from hicache_lab.sglang.launch.build import changed
 from hicache_lab.sglang.launch.config import (
     LaunchConfig,
     LaunchSource,
-    Token,
+    TypedOption,
     flag_of,
+    inherits_environment,
 )
 from hicache_lab.sglang.launch.options import typed_value
 
@@ -20,7 +21,9 @@ _PROGRAM = "python -m sglang.launch_server"
 _LINE = " \\\n  "
 
 
-def render(config: LaunchConfig, *, changes: Mapping[str, Any] | None = None, multiline: bool | None = None) -> str:
+def render_launch(
+    config: LaunchConfig, *, changes: Mapping[str, Any] | None = None, multiline: bool | None = None
+) -> str:
     """The launch line of a configuration, quoted for a shell.
 
     Tokens that were pasted keep their spelling, quotes, order and line breaks; what differs is changed in
@@ -49,7 +52,7 @@ def render(config: LaunchConfig, *, changes: Mapping[str, Any] | None = None, mu
 def _prefix(config: LaunchConfig, source: LaunchSource) -> str:
     if not source.prefix:
         return " ".join([*(f"{name}={_quoted(value)}" for name, value in config.env), _PROGRAM])
-    if config.container is not None and config.container.runtime != "slurm":
+    if not inherits_environment(config.container):
         return source.prefix
     typed = {word.partition("=")[0] for word in shlex.split(source.prefix) if "=" in word}
     exported = [f"{name}={_quoted(value)}" for name, value in config.env if name not in typed]
@@ -65,8 +68,8 @@ def _kept(config: LaunchConfig, source: LaunchSource) -> list[tuple[str, str]]:
     """The pasted tokens that still hold, as (lead, text), changed in place where the value differs."""
     parts = []
     rest = list(config.other)
-    last = {token.field: token for token in source.tokens if not token.from_file}
-    for token in source.tokens:
+    last = {token.field: token for token in source.options if not token.from_file}
+    for token in source.options:
         if token.from_file:
             continue
         if token.field is None:
@@ -86,7 +89,7 @@ def _kept(config: LaunchConfig, source: LaunchSource) -> list[tuple[str, str]]:
     return parts
 
 
-def _parsed(token: Token) -> Any:
+def _parsed(token: TypedOption) -> Any:
     assert token.field is not None
     return typed_value(token.field, token.values[0] if token.values else None, token.spelling)
 
@@ -103,7 +106,7 @@ def _spelled(spelling: str, value: Any, joint: str = " ") -> str:
 
 def _added(config: LaunchConfig, source: LaunchSource) -> list[str]:
     """What the paste does not hold: new flags, and new options without a field."""
-    typed = {token.field: token for token in source.tokens}
+    typed = {token.field: token for token in source.options}
     parts = []
     for field, value in config.given():
         token = typed.get(field)
@@ -111,7 +114,7 @@ def _added(config: LaunchConfig, source: LaunchSource) -> list[str]:
             parts.append(_spelled(flag_of(field), value))
     if source.kind == "server_args":
         return parts
-    pasted = [(token.name, token.value) for token in source.tokens if token.field is None]
+    pasted = [(token.name, token.value) for token in source.options if token.field is None]
     for entry in config.other:
         if entry in pasted:
             pasted.remove(entry)

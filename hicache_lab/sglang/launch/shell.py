@@ -33,7 +33,7 @@ _BLANKS = " \t\u00a0"
 
 
 @dataclass(frozen=True)
-class Word:
+class ShellWord:
     """One word of a command.
 
     Attributes:
@@ -53,7 +53,7 @@ class Word:
 class Command:
     """One simple command and the line it starts on."""
 
-    words: tuple[Word, ...]
+    words: tuple[ShellWord, ...]
     line: int
 
 
@@ -64,7 +64,7 @@ class _Reading:
     arrays: dict[str, list[str]] = field(default_factory=dict)
     at: int = 0
     commands: list[Command] = field(default_factory=list)
-    words: list[Word] = field(default_factory=list)
+    words: list[ShellWord] = field(default_factory=list)
     command_start: int | None = None
     word_start: int | None = None
     word_end: int = 0
@@ -259,7 +259,7 @@ def _array_elements(r: _Reading) -> bool:
     if match is None or elements is None:
         return False
     _begin(r)
-    r.words += [Word(element, shlex.quote(element)) for element in elements]
+    r.words += [ShellWord(element, shlex.quote(element)) for element in elements]
     r.at = r.word_end = match.end()
     r.word_start = None
     return True
@@ -295,7 +295,7 @@ def _end_word(r: _Reading) -> None:
         gap = r.text[r.word_end : r.word_start]
         lead = " \\\n" + gap.rpartition("\n")[2] if r.words and "\n" in gap else " "
         written = shlex.quote(text) if r.is_expanded and not r.unresolved else raw
-        r.words.append(Word(text, written, tuple(r.unresolved), lead))
+        r.words.append(ShellWord(text, written, tuple(r.unresolved), lead))
     r.word_end = r.at
     r.word_start, r.value, r.unresolved, r.is_expanded = None, [], [], False
 

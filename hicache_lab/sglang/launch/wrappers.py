@@ -10,15 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hicache_lab.base.errors import UsageError
-from hicache_lab.base.units import GB, GIB, KB, KIB, MB, MIB, TB, TIB
+from hicache_lab.base.units import binary_bytes, docker_bytes, kubernetes_bytes
 from hicache_lab.sglang.launch.config import Container
 
 _ENGINES = {"docker", "podman", "nerdctl"}
-# docker's k, m, g are powers of 1024 whatever follows them; Kubernetes' K, M, G are powers of 1000
-_DOCKER = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
-_KUBERNETES = {
-    "": 1, "k": KB, "M": MB, "G": GB, "T": TB, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB,
-}  # fmt: skip
 _LOOKS_YAML = re.compile(r"^\s*(?:- )?(?:command|args|entrypoint|containers|services|kind|apiVersion)\s*:", re.M)
 # docker run's options that take the next word as their value
 _DOCKER_VALUED = re.compile(
@@ -34,43 +29,6 @@ _DOCKER_VALUED = re.compile(
     r")"
 )
 _MAX_NODES = 100_000
-
-
-def docker_bytes(text: str, what: str) -> int:
-    """A docker or compose size (``400g``, ``32gb``, plain bytes) in bytes.
-
-    Raises:
-        UsageError: not a size.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?\s*", text.lower())
-    if match is None:
-        raise UsageError(f"{what}: expected a docker size such as 400g (400 × 2**30 bytes), got {text!r}")
-    return int(float(match[1]) * _DOCKER[match[2]]) if "." in match[1] else int(match[1]) * _DOCKER[match[2]]
-
-
-def kubernetes_bytes(text: str, what: str) -> int:
-    """A Kubernetes quantity (``417Gi``, ``449G``, ``2e11``) in bytes.
-
-    Raises:
-        UsageError: not a quantity.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([kMGT]i?|Ki)?\s*", text)
-    if match is None:
-        raise UsageError(f"{what}: expected a Kubernetes quantity such as 417Gi, got {text!r}")
-    factor = _KUBERNETES[match[2] or ""]
-    return int(match[1]) * factor if match[1].isdigit() else int(float(match[1]) * factor)
-
-
-def binary_bytes(text: str, what: str, unit: str = "") -> int:
-    """A size whose suffixes are powers of 1024 (systemd, Slurm); ``unit`` is meant where none is written.
-
-    Raises:
-        UsageError: not a size.
-    """
-    match = re.fullmatch(r"(\d+)([kmgt]?)", text.lower())
-    if match is None:
-        raise UsageError(f"{what}: expected a size such as 400G (400 × 2**30 bytes), got {text!r}")
-    return int(match[1]) * _DOCKER[match[2] or unit]
 
 
 def slurm_step(words: Sequence[str]) -> Container | None:
@@ -95,7 +53,7 @@ def batch_script(text: str) -> Container | None:
 
 
 def systemd_unit(text: str) -> Wrapped | None:
-    """The command, environment and limits of a systemd service; None when the text is none."""
+    """The command, environment and limits of a systemd service; None when the text is not one."""
     command = re.search(r"^ExecStart=[-@:+!]*((?:.*\\\n)*.*)", text, re.MULTILINE)
     if command is None:
         return None
@@ -165,10 +123,10 @@ def _docker_option(found: Container, option: str, value: str) -> Container:
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A command found in a document: shell text, or a list of words."""
+    """A command found in a document: shell text, or an argv."""
 
     shell: str | None
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     container: Container
     env: tuple[tuple[str, str], ...]
 
@@ -215,7 +173,7 @@ def _nodes(document: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
             pending.extend((value, pod) for value in reversed(node) if isinstance(value, dict | list))
 
 
-def _as_words(value: Any) -> list[str]:
+def _strings(value: Any) -> list[str]:
     return [str(item) for item in value if item is not None] if isinstance(value, list) else []
 
 
@@ -226,9 +184,9 @@ def _wrapped(node: dict[str, Any], pod: dict[str, Any]) -> Wrapped | None:
         return None
     container, env = _facts(node, pod), _environment(node)
     if all(isinstance(part, list) for part in given):
-        words = [word for part in given for word in _as_words(part)]
-        return Wrapped(None, tuple(words), container, env)
-    texts = [part if isinstance(part, str) else shlex.join(_as_words(part)) for part in given]
+        argv = [word for part in given for word in _strings(part)]
+        return Wrapped(None, tuple(argv), container, env)
+    texts = [part if isinstance(part, str) else shlex.join(_strings(part)) for part in given]
     return Wrapped(" ".join(text.strip() for text in texts), (), container, env)
 
 
@@ -294,9 +252,9 @@ def _shared_memory(found: Container, node: dict[str, Any], pod: dict[str, Any]) 
     return found
 
 
-def dockerfile_words(text: str) -> list[str] | None:
-    """The words of ``ENTRYPOINT [...]`` and ``CMD [...]`` in a Dockerfile, or None."""
-    words: list[str] = []
+def dockerfile_argv(text: str) -> list[str] | None:
+    """The argv of ``ENTRYPOINT [...]`` and ``CMD [...]`` in a Dockerfile, or None."""
+    argv: list[str] = []
     for kind in ("ENTRYPOINT", "CMD"):
         match = re.search(rf"^\s*{kind}\s+(\[.*?\])\s*$", text, re.MULTILINE | re.DOTALL)
         if match:
@@ -304,5 +262,5 @@ def dockerfile_words(text: str) -> list[str] | None:
                 listed = json.loads(match[1])
             except ValueError as error:
                 raise UsageError(f"{kind}: not a JSON list of words: {error}") from error
-            words += _as_words(listed)
-    return words or None
+            argv += _strings(listed)
+    return argv or None

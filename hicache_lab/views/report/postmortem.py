@@ -17,7 +17,7 @@ from hicache_lab.forensics.incident.timeline import Moment, timeline
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.host import HostMemory
 from hicache_lab.preflight import Advice, Answer, Question, advise, assess
-from hicache_lab.sglang.launch import parse_server_args, render
+from hicache_lab.sglang.launch import parse_server_args, render_launch
 from hicache_lab.sglang.releases import rules_for
 from hicache_lab.sizing.geometry import load_geometry
 from hicache_lab.sizing.rank import DeviceFacts
@@ -173,7 +173,7 @@ def _question(facts: Facts, case: Case | None, diagnosis: Diagnosis) -> tuple[Qu
     except InputError as error:
         return None, None, str(error)
     release = facts.stated_release or (seen.run.releases.last if seen.run.releases else None)
-    line = render(config)
+    line = render_launch(config)
     if release is None:
         return None, line, "the log's wording does not tell the release (--sglang-version states it)"
     host = _host(seen)

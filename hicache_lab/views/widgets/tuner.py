@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from hicache_lab.base.errors import HicacheLabError
 from hicache_lab.base.units import GB
 from hicache_lab.preflight import Advice, Answer, Question, advise, ask, assess, explain
-from hicache_lab.sglang.launch import render
+from hicache_lab.sglang.launch import render_launch
 from hicache_lab.sglang.releases import VERIFIED
 from hicache_lab.sizing.geometry import ModelGeometry, load_geometry
 from hicache_lab.sizing.models import catalogue, find, is_known
@@ -112,7 +112,7 @@ def judge(settings: TunerSettings) -> tuple[Answer, Advice]:
 def launch_line(answer: Answer) -> str:
     """The launch line that was judged, ready to paste; what is the default stays out."""
     config = answer.question.config
-    return render(
+    return render_launch(
         replace(
             config,
             model=_hub_name(config.model or ""),
