@@ -136,7 +136,7 @@ def test_01_tells_the_incident(tmp_path: Path) -> None:
     assert round(result.value("host_gb")) == 2400
     assert result.figures["peak_used_gb"].source == "reconstructed"
     assert (result.value("replayed_oom_kills"), result.figures["replayed_oom_kills"].source) == (7, "simulated")
-    settings = {row["setting"]: (row["verdict"], row["host (GB)"]) for row in result.value("settings")}
+    settings = {row["setting"]: (row["verdict"], row["taken on the host (GB)"]) for row in result.value("settings")}
     assert settings["--hicache-size 48"] == ("TIGHT", 384.0)
     assert settings["--hicache-ratio 2.5"] == ("FITS", 163.0)
     assert settings["the same on 0.5.19"][0] == "REFUSED"

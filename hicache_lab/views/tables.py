@@ -140,8 +140,8 @@ def setting_rows(answers: Mapping[str, Answer]) -> Rows:
             {
                 "setting": name,
                 "verdict": answer.verdict,
-                "a rank (GB)": round(gb(answer.per_rank_bytes), 2),
-                "host (GB)": round(gb(answer.host_bytes), 1),
+                "asked a rank (GB)": round(gb(answer.per_rank_bytes), 2),
+                "taken on the host (GB)": round(gb(answer.resident_bytes), 1),
                 "tokens a rank": answer.rank.tokens if answer.rank else 0,
                 "beyond the reserve (GB)": None if left is None else round(gb(left), 1),
             }

@@ -137,3 +137,17 @@ def test_the_regions_are_where_the_verdicts_are(version: str) -> None:
         assert region == (answer.verdict if answer.verdict in edges else "beyond"), size
     assert data.safe_size_gb == int(data.fits_to_gb)
     assert advise(answers[48].question, accepted=("FITS", "TIGHT")).size_gb == int(data.tight_to_gb)
+
+
+@pytest.mark.parametrize(("version", "taken"), [("0.5.4", 549.76), ("0.5.5", 384.0)])
+def test_bars_are_the_bytes_that_are_taken(version: str, taken: float) -> None:
+    """Until 0.5.4 a pinned buffer is rounded up to a power of two: 384 GB asked for, 549.76 taken."""
+    answer = judge(version, "llama-3.1-70b", hicache_size=48)
+    (bar,) = settings_figure({"48": answer}).data
+    assert round(bar.y[0], 2) == taken
+    asked, _, _ = beliefs_figure(answer).data
+    assert round(asked.y[-1], 2) == taken
+    drawn = tuner_data(answer, advise(answer.question))
+    assert round(sum(host for _, _, host in drawn.pools), 2) == taken
+    words = " ".join(note.text for note in settings_figure({"48": answer}).layout.annotations)
+    assert ("(384 asked)" in words) == (taken > 384)

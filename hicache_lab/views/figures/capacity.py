@@ -42,7 +42,7 @@ def _limits(figure: Figure, answer: Answer, theme: Theme) -> None:
 
 
 def beliefs_figure(answer: Answer, theme: Theme = "light") -> Figure:
-    """What each rank allows itself against what the host is asked for, rank by rank.
+    """What each rank allows itself against what the ranks take of the host, rank by rank.
 
     Args:
         answer: a verdict with a known host.
@@ -55,19 +55,19 @@ def beliefs_figure(answer: Answer, theme: Theme = "light") -> Figure:
     if question.host is None or not answer.ranks:
         raise UsageError("beliefs_figure: the verdict needs a host (--host-ram) and pools")
     ranks = [f"rank {number}" for number in range(answer.ranks_on_host)]
-    asked, total, alone, staggered = [], 0, [], []
+    taken, total, alone, staggered = [], 0, [], []
     for rank in answer.ranks:
         alone.append(gb(question.budget().budget_bytes))
         staggered.append(max(0.0, gb(question.budget(total).budget_bytes)))
         total += rank.resident_bytes(question.rules)
-        asked.append(gb(total))
+        taken.append(gb(total))
     figure = new_figure(
         theme,
-        title={"text": "What each rank allows itself, and what the host is asked for"},
+        title={"text": "What each rank allows itself, and what all take of the host"},
         xaxis={"title": {"text": "rank, in the order they check"}},
         yaxis={"title": {"text": "host memory (GB = 1e9 bytes)"}, "rangemode": "tozero"},
     )
-    figure.add_bar(x=ranks, y=asked, name="asked for by this rank and those before it", marker_color=RED)
+    figure.add_bar(x=ranks, y=taken, name="taken by this rank and those before it", marker_color=RED)
     figure.add_scatter(
         x=ranks, y=alone, name="allowed, if all check together", mode="lines+markers", line={"color": BLUE, "width": 3}
     )
@@ -83,21 +83,27 @@ def beliefs_figure(answer: Answer, theme: Theme = "light") -> Figure:
     return figure
 
 
+def _amount(answer: Answer) -> str:
+    """What is taken, and what was asked for where buffers are rounded up visibly."""
+    taken, asked = round(gb(answer.resident_bytes)), round(gb(answer.host_bytes))
+    return f"{taken:,} GB" if taken == asked else f"{taken:,} GB<br>({asked:,} asked)"
+
+
 def _verdict_bars(figure: Figure, labels: Sequence[str], answers: Sequence[Answer], theme: Theme) -> None:
-    """One bar a label, coloured and named by its verdict; a refusal takes nothing and shows what it asked for."""
+    """One bar a label: the bytes that become resident, named by its verdict; a refusal shows what would have been."""
     for verdict in dict.fromkeys(answer.verdict for answer in answers):
         chosen = [(label, one) for label, one in zip(labels, answers, strict=True) if one.verdict == verdict]
         figure.add_bar(
             x=[label for label, _ in chosen],
-            y=[gb(one.host_bytes) for _, one in chosen],
+            y=[gb(one.resident_bytes) for _, one in chosen],
             name=verdict,
             marker={"color": VERDICT_COLOURS[verdict], "pattern": {"shape": "/" if verdict == "REFUSED" else ""}},
         )
         for label, one in chosen:
             figure.add_annotation(
                 x=label,
-                y=gb(one.host_bytes),
-                text=f"{gb(one.host_bytes):,.0f} GB<br><b>{verdict}</b>",
+                y=gb(one.resident_bytes),
+                text=f"{_amount(one)}<br><b>{verdict}</b>",
                 showarrow=False,
                 yshift=24,
                 bgcolor=paper_colour(theme),
@@ -105,7 +111,7 @@ def _verdict_bars(figure: Figure, labels: Sequence[str], answers: Sequence[Answe
 
 
 def settings_figure(answers: Mapping[str, Answer], theme: Theme = "light") -> Figure:
-    """What several settings of one launch ask of the host, each with its verdict.
+    """What several settings of one launch take of the host, each with its verdict.
 
     Args:
         answers: the setting's name → its verdict.
@@ -113,7 +119,7 @@ def settings_figure(answers: Mapping[str, Answer], theme: Theme = "light") -> Fi
     """
     figure = new_figure(
         theme,
-        title={"text": "What each setting asks of the host"},
+        title={"text": "What each setting takes of the host"},
         xaxis={"title": {"text": "setting"}, "categoryorder": "array", "categoryarray": list(answers)},
         yaxis={"title": {"text": "all ranks together (GB = 1e9 bytes)"}, "rangemode": "tozero"},
     )

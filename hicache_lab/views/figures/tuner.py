@@ -163,7 +163,7 @@ def tuner_figure(data: TunerData, theme: Theme = "light") -> Figure:
     figure.add_trace(ghost, row=1, col=2, secondary_y=True)
     figure.update_xaxes(tickvals=[0, 1], range=[-0.5, 1.5], row=1, col=1)
     figure.update_yaxes(title_text="host memory (GB = 1e9 bytes)", row=1, col=1)
-    figure.update_xaxes(title_text="host memory of one rank (GB = 1e9 bytes)", row=1, col=2)
+    figure.update_xaxes(title_text="asked for by one rank (GB = 1e9 bytes)", row=1, col=2)
     figure.update_yaxes(title_text="host tokens a rank (millions)", row=1, col=2)
     figure.update_yaxes(title_text="host tokens per device token", showgrid=False, tickmode="auto", secondary_y=True)
     apply_tuner(figure, data)
