@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hicache_lab.base.errors import UnknownFact, UsageError
+from hicache_lab.base.secrets import is_secret, redact
 from hicache_lab.base.units import format_gb
 from hicache_lab.host import HostMemory, read_host
 from hicache_lab.preflight import Question, ask, assess, headline
@@ -16,7 +16,6 @@ from hicache_lab.sizing.tiny_models import TINY_MODELS, tiny_config
 from hicache_lab.sweeps.serverside import CpuServer, LaunchLine
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-_SECRET = re.compile(r"(?:--[\w-]*|\w*)(?:api[-_]key|_key|token|secret|passw(?:or)?d|credentials?)", re.IGNORECASE)
 SAFE = frozenset({"FITS", "TIGHT"})
 
 
@@ -56,7 +55,7 @@ def judge_launch(line: LaunchLine, words: Sequence[str], host: HostMemory | None
     """
     for word in words:
         name = word.partition("=")[0]
-        if _SECRET.fullmatch(name):
+        if is_secret(name) or redact(word) != word:
             raise UsageError(f"{name}: the line is recorded; export a key in your shell instead of writing it here")
     config = parse_launch([word.replace("{port}", "30000") for word in words], sglang_version=line.sglang_version)
     if config.host is not None and config.host not in LOOPBACK:

@@ -11,6 +11,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+from hicache_lab.base.secrets import redact
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.batch import BOOLEANS, is_integer, parse_batch
 from hicache_lab.forensics.logs.patterns import LINES, MARKS, exception_of, match_message, unwrap
@@ -29,10 +30,6 @@ _OUTER = re.compile(
 _CRI_PART = re.compile(r"^\S+ (?:stdout|stderr) P ")
 _DIGITS = str.maketrans("123456789", "0" * 9)
 _PINNING = re.compile(r"init_kv_buffer|pin_memory|memory_pool_host|HostKVCache|alloc_with_pin|cudaHost")
-# keys and passwords that a log of server arguments may hold are never kept
-_SECRET = re.compile(
-    r"""(['"]?\b(?:admin_)?(?:api_key|ssl_keyfile_password|hf_token|auth_token)['"]?\s*[=:]\s*)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-)
 _BATCH_FIELDS = (
     frozenset(f.name for f in fields(ev.Batch)) - {f.name for f in fields(ev.Event)} - {"phase", "iteration", "other"}
 )
@@ -276,7 +273,7 @@ class Assembler:
         if message.startswith("server_args="):
             from hicache_lab.sglang.launch.dump import read_server_args  # while the fast path reads on
 
-            message = common["text"] = _SECRET.sub(r"\1'***'", message)
+            message = common["text"] = redact(message)
             args, launch = read_server_args(message) or ({}, None)
             return ev.ServerArgs(**common, variant="server_args", args=MappingProxyType(args), launch=launch)
         if (batch := self._batch(message, common, cut)) is not None:

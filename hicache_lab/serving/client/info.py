@@ -8,20 +8,17 @@ entrypoints/http_server.py, get_server_info).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from hicache_lab.base.errors import ServerError
+from hicache_lab.base.secrets import is_secret, redact
 from hicache_lab.serving.client.untrusted import number, printable, whole
 
 Scalar = str | int | float | bool | None
 
-# never kept: credentials, wherever they stand
-_SECRET = re.compile(r"(^|_)(api_key|password|secret|auth_token|hf_token|keyfile_password)$", re.IGNORECASE)
-_SECRET_FLAG = re.compile(r"(--[a-z-]*(?:api-key|password|secret|token)(?:=|\s+))(\S+)", re.IGNORECASE)
 # change while the same process runs, so they say nothing about its flags
 _VOLATILE = frozenset(
     {
@@ -198,9 +195,9 @@ def _rank(memory: Mapping[str, Any]) -> RankMemory:
 def _scalars(data: Mapping[str, Any]) -> dict[str, Scalar]:
     kept: dict[str, Scalar] = {}
     for name, value in data.items():
-        if _SECRET.search(name) or not isinstance(value, str | int | float | bool | None):
+        if is_secret(name) or not isinstance(value, str | int | float | bool | None):
             continue
-        kept[name] = _SECRET_FLAG.sub(r"\1***", printable(value)) if isinstance(value, str) else value
+        kept[name] = redact(printable(value)) if isinstance(value, str) else value
     return kept
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from hicache_lab.base.errors import UsageError
-from hicache_lab.base.secrets import is_secret
+from hicache_lab.base.secrets import is_secret, redact
 from hicache_lab.sglang.launch.config import Container, LaunchConfig, LaunchSource, flag_of, inherits_environment
 from hicache_lab.sglang.launch.flags import release
 from hicache_lab.sglang.launch.options import merge_config_file, read_options
@@ -265,7 +265,7 @@ def _config(found: _FoundLaunch, version: Version | None, base_dir: Path | None,
 
 
 def _without_secret(name: str, value: str) -> str:
-    return f"${name}" if value and is_secret(name) else value
+    return f"${name}" if value and is_secret(name) else redact(value)
 
 
 def _prefix(words: Sequence[ShellWord]) -> Iterator[str]:
