@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_lab.base.errors import UsageError
+from hicache_lab.base.files import atomic_write
 from hicache_lab.cli import traffic
 from hicache_lab.preflight import Question
 from hicache_lab.preflight.host_tiers import HostTier, host_tier
@@ -167,18 +168,16 @@ def _check_writable(path: Path, trace: str | None) -> None:
 
 
 def _write_by_request(path: Path, hits: TierHits) -> None:
-    target = path.resolve()  # a link stays one
-    temporary = target.with_name(target.name + ".part")
-    try:
-        with temporary.open("w", encoding="utf-8") as out:
+    def write(part: Path) -> None:
+        with part.open("w", encoding="utf-8") as out:
             out.write("request,input_tokens,device_tokens,host_tokens\n")
             for index, row in enumerate(zip(hits.input_tokens, hits.device_tokens, hits.host_tokens, strict=True)):
                 out.write(f"{index},{row[0]},{row[1]},{row[2]}\n")
-        temporary.replace(target)
+
+    try:
+        atomic_write(path, write)
     except OSError as error:
         raise UsageError(f"--by-request {path}: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     print(f"wrote {path}", file=sys.stderr)
 
 

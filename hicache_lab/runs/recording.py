@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.base.files import atomic_write
 
 RUN_FOLDER_VARIABLE = "HICACHE_LAB_RUN_FOLDER"
 RECORD_FILE = "record.json"
@@ -71,13 +72,7 @@ def read_records(folder: Path) -> dict[str, dict[str, Any]]:
 
 def write_json(path: Path, content: object) -> None:
     """Write JSON whole or not at all: a temporary file in the same folder, then a rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    atomic_write(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _plain(name: str, value: object) -> object:

@@ -7,8 +7,9 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
+from hicache_lab.base.times import ISO, epoch_time, iso_time, month_time
 from hicache_lab.base.units import KIB
 from hicache_lab.forensics.incident.oom_reports import Told, concerns
 from hicache_lab.forensics.logs.assemble import Assembler
@@ -18,7 +19,7 @@ from hicache_lab.forensics.logs.reader import chunks
 _UPTIME = re.compile(r"\[ *(\d+\.\d{3,})\]")
 _DMESG_T = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d) (\d{4})\]")
 _SYSLOG = re.compile(r"^(?:<\d+>)?([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d) ")
-_ISO = re.compile(r"^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")
+_ISO = re.compile(ISO)
 _LIMIT = re.compile(r"memory: usage (\d+)kB, limit (\d+)kB")
 _HUGE = re.compile(r"hugepages_total=(\d+) hugepages_free=(\d+) .*?hugepages_size=(\d+)kB")
 _PAGES = re.compile(r"\b(\d+) pages RAM\b")
@@ -117,8 +118,10 @@ def journal_line(line: str) -> str:
         return line
     try:
         entry = json.loads(line)
-        at = datetime.fromtimestamp(int(entry["__REALTIME_TIMESTAMP"]) / 1e6, UTC)
-    except (ValueError, TypeError, KeyError, OverflowError, OSError, RecursionError):
+        at = epoch_time(int(entry["__REALTIME_TIMESTAMP"]) / 1e6)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return line
+    if at is None:
         return line
     who = f"{entry.get('_HOSTNAME', '-')} {entry.get('SYSLOG_IDENTIFIER', '-')}"
     return f"{at:%Y-%m-%dT%H:%M:%S}+0000 {who}: {entry.get('MESSAGE')}"
@@ -169,16 +172,9 @@ def _time(line: str, year: int | None) -> tuple[datetime | None, float | None]:
     uptime = _UPTIME.search(line)
     at = None
     if match := _ISO.match(line):
-        at = _at(f"{match[1]} {match[2]}", "%Y-%m-%d %H:%M:%S")
+        at = iso_time(match[1])
     elif match := _DMESG_T.search(line):
-        at = _at(f"{match[4]} {match[1]} {match[2]} {match[3]}", "%Y %b %d %H:%M:%S")
+        at = month_time(match[4], match[1], match[2], match[3])
     elif year is not None and (match := _SYSLOG.match(line)):
-        at = _at(f"{year} {match[1]} {match[2]} {match[3]}", "%Y %b %d %H:%M:%S")
+        at = month_time(year, match[1], match[2], match[3])
     return at, float(uptime[1]) if uptime else None
-
-
-def _at(text: str, form: str) -> datetime | None:
-    try:
-        return datetime.strptime(text, form)
-    except ValueError:
-        return None

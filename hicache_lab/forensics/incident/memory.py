@@ -11,11 +11,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from hicache_lab.base.errors import InputError
-from hicache_lab.base.units import GB, GIB, KB, KIB, MB, MIB, TB, TIB
+from hicache_lab.base.times import epoch_time, find_time
+from hicache_lab.base.units import GIB, HUMAN_SUFFIXES, KIB, MIB, UNITS
 from hicache_lab.forensics.logs.events import SourceLine
 from hicache_lab.forensics.logs.reader import chunks
 
@@ -64,22 +65,16 @@ class Sample:
 
 
 _SIZES = tuple(f.name for f in fields(Sample) if f.name.endswith("_bytes"))
-_UNITS = {
-    "bytes": 1, "b": 1, "kb": KB, "kib": KIB, "mb": MB, "mib": MIB, "gb": GB, "gib": GIB, "tb": TB, "tib": TIB,
-}  # fmt: skip
 _ALIASES = {
     "mem_total": "total", "memtotal": "total", "mem_available": "available", "memavailable": "available",
     "mem_used": "used", "mem_free": "free", "memfree": "free", "shared": "shmem", "swap": "swap_used",
     "cgroup": "cgroup_usage", "cgroup_usage": "cgroup_usage", "avail": "available",
 }  # fmt: skip
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
-_DATE = re.compile(r"^[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d)(?: [AP]M)?(?: [A-Z]{3,5})? (\d{4})")
 _MEMINFO = re.compile(r"^(?:.*\s)?(\w+(?:\(\w+\))?):\s+(\d{1,18})(?: kB)?$")
 _NODE = re.compile(r"^node_memory_(\w+?)(?:_bytes)?(?:\{[^}]*\})?\s+([0-9.eE+-]+)(?:\s+(\d+))?$")
 # no machine counts further
 _MOST = 2.0**63
 _HUMAN = re.compile(r"(\d+(?:[.,]\d+)?)(Ki|Mi|Gi|Ti|K|M|G|T|B)?$")
-_HUMAN_FACTORS = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB, "K": KB, "M": MB, "G": GB, "T": TB, "B": 1}
 
 
 def read_memory(path: str) -> list[Sample]:
@@ -109,23 +104,6 @@ def _readers() -> tuple[Callable[[str, list[str]], Iterator[Sample]], ...]:
     return (_json_lines, _csv, _free, _vmstat, _meminfo, _node_exporter)
 
 
-def time_in(text: str) -> datetime | None:
-    """The first time in a text, as printed: ISO form, or what ``date`` prints."""
-    if match := _STAMP.search(text):
-        fraction = f".{match[3].ljust(6, '0')}" if match[3] else ""
-        return _parsed(f"{match[1]}T{match[2]}{fraction}", "%Y-%m-%dT%H:%M:%S.%f" if fraction else "%Y-%m-%dT%H:%M:%S")
-    if match := _DATE.match(text):
-        return _parsed(f"{match[4]} {match[1]} {match[2]} {match[3]}", "%Y %b %d %H:%M:%S")
-    return None
-
-
-def _parsed(text: str, form: str) -> datetime | None:
-    try:
-        return datetime.strptime(text, form)
-    except ValueError:
-        return None
-
-
 def _json_lines(path: str, lines: list[str]) -> Iterator[Sample]:
     for number, line in enumerate(lines, 1):
         if not line.startswith("{"):
@@ -146,7 +124,7 @@ def _json_lines(path: str, lines: list[str]) -> Iterator[Sample]:
             for one in (listed if isinstance(listed, list) else ())
             if isinstance(one, dict) and isinstance(one.get("pid"), int) and isinstance(one.get("rss_bytes"), int)
         )
-        at = time_in(str(raw.get("at", "")))
+        at = find_time(str(raw.get("at", "")))
         yield Sample(where=SourceLine(path, number), at=at, processes=shares, text=line[:300], **sizes)
 
 
@@ -169,7 +147,7 @@ def _csv(path: str, lines: list[str]) -> Iterator[Sample]:
         at = None
         for (name, factor), cell in zip(columns, _cells(line, delimiter), strict=False):
             if name == "at":
-                at = time_in(cell) or _epoch(cell)
+                at = find_time(cell) or _epoch(cell)
             elif name in _SIZES and (number_of := _float(cell)) is not None:
                 values[name] = round(number_of * factor)
         if values:
@@ -189,8 +167,9 @@ def _column(name: str) -> tuple[str, int]:
     if key in ("time", "timestamp", "at", "date", "datetime", "ts"):
         return "at", 1
     base, _, unit = key.rpartition("_")
-    if unit in _UNITS:
-        return f"{_ALIASES.get(base, base)}_bytes", _UNITS[unit]
+    factor = 1 if unit == "bytes" else UNITS.get(unit.upper())
+    if factor is not None:
+        return f"{_ALIASES.get(base, base)}_bytes", factor
     # without a unit a number means nothing
     return key, 1
 
@@ -199,7 +178,7 @@ def _epoch(cell: str) -> datetime | None:
     value = _float(cell)
     if value is None or not 1e8 < value < 1e14:
         return None
-    return datetime.fromtimestamp(value / (1000 if value > 1e11 else 1), UTC).replace(tzinfo=None)
+    return epoch_time(value / (1000 if value > 1e11 else 1))
 
 
 def _float(cell: str) -> float | None:
@@ -228,10 +207,10 @@ def _free(path: str, lines: list[str]) -> Iterator[Sample]:
         words = line.split()
         if "total" in words and "used" in words and "free" in words:
             header = words[words.index("total") :]
-            at = time_in(line) or at
+            at = find_time(line) or at
             continue
         if "Mem:" not in words or not header:
-            at = time_in(line) or at
+            at = find_time(line) or at
             continue
         cells = words[words.index("Mem:") + 1 :]
         total = _human(cells[0]) if cells else None
@@ -244,7 +223,7 @@ def _free(path: str, lines: list[str]) -> Iterator[Sample]:
             amount = _human(cell)
             if name in names and amount is not None:
                 values[names[name]] = round(amount * factor)
-        yield Sample(where=SourceLine(path, number), at=time_in(line) or at, text=line[:300], **values)
+        yield Sample(where=SourceLine(path, number), at=find_time(line) or at, text=line[:300], **values)
 
 
 def _human(cell: str) -> float | None:
@@ -252,7 +231,7 @@ def _human(cell: str) -> float | None:
     if match is None:
         return None
     amount = _float(match[1].replace(",", "."))
-    return amount * (_HUMAN_FACTORS[match[2]] if match[2] else 1) if amount is not None else None
+    return amount * (HUMAN_SUFFIXES[match[2]] if match[2] else 1) if amount is not None else None
 
 
 def _vmstat(path: str, lines: list[str]) -> Iterator[Sample]:
@@ -274,7 +253,7 @@ def _vmstat(path: str, lines: list[str]) -> Iterator[Sample]:
             continue
         yield Sample(
             where=SourceLine(path, number),
-            at=time_in(line),
+            at=find_time(line),
             free_bytes=round(free * factor),
             swap_used_bytes=round((swap or 0) * factor),
             text=line[:300],
@@ -302,7 +281,7 @@ def _meminfo(path: str, lines: list[str]) -> Iterator[Sample]:
             if not rows:
                 begun, at, next_at = number, next_at, None
             rows[match[1]] = int(match[2])
-        elif (seen := time_in(line)) is not None:
+        elif (seen := find_time(line)) is not None:
             next_at = seen
     yield from _meminfo_sample(path, begun, at, rows)
 
@@ -340,7 +319,7 @@ def _node_exporter(path: str, lines: list[str]) -> Iterator[Sample]:
     for number, line in enumerate([*lines, ""], 1):
         match = _NODE.match(line)
         if match is None:
-            next_at = time_in(line) or next_at
+            next_at = find_time(line) or next_at
             continue
         if match[1] in rows:
             # the next scrape begins when a name comes again

@@ -10,11 +10,10 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
-from email.utils import parsedate_to_datetime
+from datetime import datetime, timedelta
 
-from hicache_lab.base.units import GB, GIB, KB, KIB, MB, MIB, TB, TIB
+from hicache_lab.base.times import in_utc, iso_time, parse_time
+from hicache_lab.base.units import kubernetes_bytes
 from hicache_lab.forensics.incident.document_outline import OUTLINED, Container, Level, Outline
 from hicache_lab.forensics.logs.events import Event, KernelOom, SourceLine
 
@@ -37,8 +36,6 @@ _FINISHED = re.compile(r"^\s*(?:-\s+)?(?:Finished|\"?finishedAt\"?|\"FinishedAt\
 _MEMORY = re.compile(r"^\s*\"?memory\"?:\s*\"?(\d+(?:\.\d+)?)(|m|[kMGTPE]|[KMGTPE]i|[eE]\d{1,2})\"?\s*(?:,\s*)?$")
 _HOST_MEMORY = re.compile(r"^\s*\"Memory\":\s*([1-9]\d*)\s*(?:,\s*)?$")
 _ENDED = ("terminated", "State", "Last State")
-_FACTORS = {"": 1, "k": KB, "M": MB, "G": GB, "T": TB, "P": 1000 * TB, "E": 1000**2 * TB}
-_FACTORS |= {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB, "Pi": 1024 * TIB, "Ei": 1024**2 * TIB}
 _NAMES = {"systemd": "systemd", "kubernetes": "Kubernetes", "docker": "Docker"}
 # lines between a reason and the time that belongs to it, where only these were copied
 _NEAR_BEFORE, _NEAR_AFTER = 2, 8
@@ -135,7 +132,7 @@ class Told:
             if scope is parent and (scope is not None or where.line - number <= _NEAR_BEFORE):
                 at = finished
         if (status := _STATUS.match(line)) is not None:
-            at = datetime.fromisoformat(status[1])
+            at = iso_time(status[1])
         if parent is None or not (_REASON.match(line) or _DOCKER.match(line)):
             owner = parent = None
         else:
@@ -185,7 +182,7 @@ class Told:
             return
         size = None
         if parent.key in ("Limits", "limits") and (match := _MEMORY.match(line)) is not None:
-            size = _quantity(match[1], match[2])
+            size = kubernetes_bytes(match[1] + match[2], "memory")
         elif parent.key == "HostConfig" and (match := _HOST_MEMORY.match(line)) is not None:
             size = int(match[1])
         if size is not None:
@@ -206,16 +203,6 @@ def _lines(line: str) -> list[str]:
         return [line]
 
 
-def _quantity(number: str, suffix: str) -> int:
-    """A quantity of Kubernetes in bytes."""
-    if suffix == "m":
-        return int(Decimal(number) / 1000)
-    if suffix[:1] in ("e", "E") and len(suffix) > 1 and suffix != "Ei":
-        # int64 is the most that Kubernetes keeps
-        return min(int(Decimal(number + suffix)), 2**63 - 1)
-    return int(Decimal(number) * _FACTORS[suffix])
-
-
 def _teller(line: str) -> str | None:
     # most lines are none of these: cheap tests before the exact ones
     if "oom" not in line and "OOM" not in line:
@@ -228,9 +215,6 @@ def _teller(line: str) -> str | None:
 
 
 def _moment(text: str) -> datetime | None:
-    """RFC 1123 (describe) or RFC 3339 (yaml, json, docker) → UTC without a zone."""
-    try:
-        at = datetime.fromisoformat(text) if text[:1].isdigit() else parsedate_to_datetime(text)
-    except (ValueError, TypeError):
-        return None
-    return at.astimezone(UTC).replace(tzinfo=None) if at.tzinfo is not None and at.year > 1 else None
+    """RFC 1123 (describe) or RFC 3339 (yaml, json, docker) → UTC without a zone; the year 1 stands for never."""
+    at = parse_time(text)
+    return in_utc(at) if at is not None and at.year > 1 else None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hicache_lab.base.errors import HostError, UsageError
+from hicache_lab.base.files import atomic_write
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.batch import BOOLEANS
 from hicache_lab.forensics.logs.collect import Log
@@ -127,9 +129,7 @@ def write_parquet(log: Log, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for name, frame in frames.items():
             path = folder / f"{name}.parquet"
-            part = path.with_suffix(".parquet.part")
-            frame.to_parquet(part, index=False)
-            part.replace(path)
+            atomic_write(path, functools.partial(frame.to_parquet, index=False))
             written.append(path)
     except OSError as error:
         raise HostError(f"{folder}: cannot be written: {error.strerror}; choose another --parquet folder") from error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 
+from hicache_lab.base.times import ISO, iso_time
 from hicache_lab.forensics.logs.events import Rank
 
 _TAGS = r"(?: [A-Za-z0-9_. ]*)?"
@@ -16,15 +17,14 @@ _HEAD = re.compile(rf"\[(\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d{{1,6}}))?({
 _UNDATED = re.compile(r"\[\d\d:\d\d:\d\d((?: (?:DP|TP|PP|EP)\d+)+)\] ")
 # the bracket was cut off or eaten by a pipeline: "2026-01-02T03:04:05.123Z pod INFO TP0] …", "03:04:05 TP0] …"
 _EATEN = re.compile(r"^([^\[\]]{0,160}?)((?:(?:^| )(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d+)+)\] ")
-_STAMP = r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?"
-_BARE = re.compile(rf"^\[?{_STAMP}\]:? ")
+_BARE = re.compile(rf"^\[?{ISO}\]:? ")
 # structured loggers without SGLang's prefix: "<stamp> LEVEL module: …", "<stamp> - module - LEVEL - …"
 _LOGGER = re.compile(
-    rf"^\[?{_STAMP}(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]+(?:\S+ ){{0,3}}?(?:- )?"
+    rf"^\[?{ISO}(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]+(?:\S+ ){{0,3}}?(?:- )?"
     r"\[?(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL)\]?[ :\t-]+"
     r"(?:[a-z_]\w*(?:\.\w+)+(?::\d+)?: )?"
 )
-_FIND_STAMP = re.compile(_STAMP)
+_FIND_STAMP = re.compile(ISO)
 _TAG = re.compile(r"([A-Za-z_][A-Za-z_.]*?)(\d{1,9})?$")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00\x08]")
 _QUOTED = ("server_args=", "Receive: ", "Finish: ", "ReqTimeStats(", "Req Time Stats(")
@@ -50,16 +50,6 @@ def rank_of(tags: str) -> Rank:
         if match and match[2] is not None:
             found.append((match[1].lower(), int(match[2])))
     return Rank(tuple(found))
-
-
-@lru_cache(maxsize=4096)
-def time_of(date: str, fraction: str | None) -> datetime | None:
-    """``"2026-01-02 03:04:05"`` and the digits after the dot → the time; None where no such day or hour exists."""
-    try:
-        at = datetime.fromisoformat(date)
-    except ValueError:
-        return None
-    return at.replace(microsecond=int(fraction[:6].ljust(6, "0"))) if fraction else at
 
 
 def plain(line: str) -> str:
@@ -100,7 +90,7 @@ def _headed(line: str, matches: list[re.Match[str]]) -> list[Head]:
         quoted = message.startswith(_QUOTED)
         if not quoted and index + 1 < len(matches):
             message = line[match.end() : matches[index + 1].start()]
-        heads.append(Head(time_of(match[1], match[2]), rank_of(match[3]), message, prefix=match[0]))
+        heads.append(Head(iso_time(match[1], match[2]), rank_of(match[3]), message, prefix=match[0]))
         if quoted:
             break
     return heads
@@ -111,8 +101,8 @@ def _unusual(line: str) -> Head:
         return Head(None, rank_of(match[1]), line[match.end() :], prefix=match[0])
     if match := _EATEN.match(line):
         stamp = _FIND_STAMP.search(match[1])
-        at = time_of(f"{stamp[1]} {stamp[2]}", stamp[3]) if stamp else None
+        at = iso_time(stamp[1], stamp[2]) if stamp else None
         return Head(at, rank_of(match[2]), line[match.end() :], prefix=match[0])
     if match := _LOGGER.match(line) or _BARE.match(line):
-        return Head(time_of(f"{match[1]} {match[2]}", match[3]), Rank(), line[match.end() :], prefix=match[0])
+        return Head(iso_time(match[1], match[2]), Rank(), line[match.end() :], prefix=match[0])
     return Head(None, Rank(), line, headed=False)

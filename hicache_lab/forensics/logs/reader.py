@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import bz2
 import codecs
 import contextlib
-import gzip
 import io
-import lzma
 import re
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.base.files import open_decompressed
 from hicache_lab.forensics.logs.prefix import records
 
 CHUNK = 2 << 20
@@ -47,58 +44,15 @@ class Source:
 
 
 def open_bytes(path: str) -> BinaryIO:
-    """Open a file or a pipe for reading, decompressed according to its first bytes (gzip, zstd, bzip2, xz).
+    """Open a file, a pipe or standard input (``-``) for reading, decompressed according to its first bytes.
 
     Raises:
         InputError: it does not exist, is a directory or may not be read.
     """
-    if path == STDIN:
-        raw = cast("io.BufferedReader", sys.stdin.buffer)
-    else:
-        try:
-            raw = Path(path).open("rb")  # noqa: SIM115 - the caller closes it
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}; give the path of a log file") from error
-    # a pipe cannot go back to its beginning: look ahead, and unpack what is open
-    magic = raw.peek(6)[:6] if isinstance(raw, io.BufferedReader) else b""
-    packed: dict[bytes, Callable[[BinaryIO], object]] = {
-        b"\x1f\x8b": _gzip,
-        b"BZh": bz2.BZ2File,
-        b"\xfd7zXZ\x00": lzma.LZMAFile,
-        b"\x28\xb5\x2f\xfd": _zstd,
-    }
-    for mark, opener in packed.items():
-        if magic.startswith(mark):
-            stream = cast("BinaryIO", opener(raw))
-            return stream if path == STDIN else cast("BinaryIO", _Both(stream, raw))
-    return raw
-
-
-class _Both:
-    """An unpacking reader that closes the file below it."""
-
-    def __init__(self, stream: BinaryIO, raw: BinaryIO) -> None:
-        self._stream, self._raw = stream, raw
-
-    def read(self, size: int = -1) -> bytes:
-        return self._stream.read(size)
-
-    def read1(self, size: int = -1) -> bytes:
-        return cast("bytes", cast("Any", self._stream).read1(size))
-
-    def close(self) -> None:
-        self._stream.close()
-        self._raw.close()
-
-
-def _gzip(raw: BinaryIO) -> object:
-    return gzip.GzipFile(fileobj=raw)
-
-
-def _zstd(raw: BinaryIO) -> object:
-    import zstandard
-
-    return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+    try:
+        return open_decompressed(sys.stdin.buffer if path == STDIN else Path(path))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}; give the path of a log file") from error
 
 
 def _encoding(head: bytes) -> str | None:
@@ -141,7 +95,7 @@ def arrays(
         # a named pipe may fall silent: what it had given by then would be lost in an unfinished read
         plain = path != STDIN and Path(path).is_file()
         plain = plain and isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO)
-        head = stream.peek(512)[:512] if isinstance(stream, io.BufferedReader) else b""
+        head = cast("io.BufferedReader", stream).peek(512)[:512] if plain else b""
         if not plain or _encoding(head) is not None or head.startswith(codecs.BOM_UTF8):
             yield from (np.frombuffer(chunk, np.uint8) for chunk in _whole_lines(_decoded(path, stream, size, on_read)))
             return
@@ -210,7 +164,7 @@ def _part(path: str, stream: BinaryIO, size: int, first: bool) -> tuple[bytes, s
     except EOFError:
         # a compressed file that is still being written, or was cut
         return bytes(data), "the compressed stream ends early"
-    except (OSError, zlib.error, lzma.LZMAError) as error:
+    except OSError as error:
         if first and not data:
             raise InputError(f"{path}: cannot be read: {error}") from error
         return bytes(data), f"damaged: {error}"

@@ -11,7 +11,6 @@ import re
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from hicache_lab.base.errors import HostError, ServerError, UsageError
+from hicache_lab.base.files import atomic_write
 from hicache_lab.serving.cpu_server.environment import Environment, install
 from hicache_lab.serving.cpu_server.home import home, made
 from hicache_lab.serving.cpu_server.spec import HOST, Launch, checked_name
@@ -365,9 +365,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _write_state(folder: Path, server: Server) -> None:
     text = json.dumps({**asdict(server), "log_path": server.log_path.name}, indent=1)
-    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".state-", delete=False) as file:
-        file.write(text)
-    Path(file.name).rename(folder / "state.json")
+    atomic_write(folder / "state.json", text)
 
 
 def _read_state(folder: Path) -> Server | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_lab.base.errors import HostError, InputError
+from hicache_lab.base.files import atomic_write
 from hicache_lab.serving.load.pace import Lag
 from hicache_lab.serving.load.tables import records_of, table_of
 
@@ -267,9 +266,9 @@ class LoadResult:
         requests, samples = self.requests_frame(), self.samples_frame()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            written_whole(folder / "requests.parquet", lambda path: requests.to_parquet(path, index=False))
-            written_whole(folder / "metrics.parquet", lambda path: samples.to_parquet(path, index=False))
-            written_whole(folder / "load.json", lambda path: path.write_text(text, encoding="utf-8"))
+            atomic_write(folder / "requests.parquet", lambda path: requests.to_parquet(path, index=False))
+            atomic_write(folder / "metrics.parquet", lambda path: samples.to_parquet(path, index=False))
+            atomic_write(folder / "load.json", text)
         except OSError as error:
             reason = error.strerror or str(error)
             raise HostError(f"could not write the load's result into {folder}: {reason}") from error
@@ -303,16 +302,3 @@ class LoadResult:
             )
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path}: expected a load's result as this package writes it; {error}") from error
-
-
-def written_whole(target: Path, write: Callable[[Path], object]) -> None:
-    """Write beside ``target`` and rename: it appears whole, or what was there stays."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    aside = Path(name)
-    try:
-        write(aside)
-        aside.chmod(0o644)
-        aside.rename(target)
-    finally:
-        aside.unlink(missing_ok=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hicache_lab.base.errors import HostError, InputError, UsageError
+from hicache_lab.base.files import atomic_write
 from hicache_lab.base.resources import data_dir
 from hicache_lab.serving import load
 from hicache_lab.serving.client import SglangClient
 from hicache_lab.serving.client.description import Description
-from hicache_lab.serving.load.results import written_whole
 from hicache_lab.serving.load.thread_loop import in_own_loop
 from hicache_lab.traffic.traces import read_trace
 
@@ -53,7 +53,7 @@ class ServerRun:
         self.result.write(folder)
         text = self.server.as_json()
         try:
-            written_whole(folder / DESCRIPTION_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+            atomic_write(folder / DESCRIPTION_FILE, text)
         except OSError as error:
             raise HostError(f"could not write {folder / DESCRIPTION_FILE}: {error.strerror or error}") from error
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC
 
 import numpy as np
 
+from hicache_lab.base.times import ISO_WITH_ZONE, iso_time
 from hicache_lab.traffic.traces.trace import Floats
 
-# Azure's 2023 traces carry seven decimals, those of 2024 a zone; datetime alone reads neither everywhere
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d+))?\s*(Z|[+-]\d\d:?\d\d)?")
+_STAMP = re.compile(ISO_WITH_ZONE)
 
 
 def seconds(text: str) -> float | None:
@@ -23,16 +23,13 @@ def seconds(text: str) -> float | None:
         pass
     else:
         return value if math.isfinite(value) else None
-    found = _STAMP.fullmatch(text.strip())
-    if found is None:
+    stamp = _STAMP.fullmatch(text.strip())
+    at = iso_time(stamp[1], None, stamp[3]) if stamp else None
+    if stamp is None or at is None:
         return None
-    day, clock, fraction, zone = found.groups()
-    try:
-        whole = datetime.fromisoformat(f"{day}T{clock}{zone or ''}")
-    except ValueError:
-        return None
-    aware = whole if whole.tzinfo else whole.replace(tzinfo=UTC)
-    return aware.timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
+    aware = at if at.tzinfo else at.replace(tzinfo=UTC)
+    # Azure's traces carry seven decimals, one more than a datetime holds
+    return aware.timestamp() + float(f"0.{stamp[2] or 0}")
 
 
 def arrivals(stamps: Sequence[float | None]) -> tuple[Floats | None, tuple[str, ...]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from hicache_lab.base.errors import HostError
+from hicache_lab.base.files import atomic_write
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -214,9 +215,7 @@ def write_report(document: Document, folder: Path, name: str = "postmortem") -> 
         folder.mkdir(parents=True, exist_ok=True)
         for suffix, text in ((".md", document.to_markdown()), (".html", document.to_html())):
             path = folder / f"{name}{suffix}"
-            part = path.with_name(path.name + ".part")
-            part.write_text(text, encoding="utf-8")
-            part.replace(path)
+            atomic_write(path, text)
             written.append(path)
     except OSError as error:
         raise HostError(f"{folder}: cannot be written: {error.strerror}; choose another --output folder") from error
