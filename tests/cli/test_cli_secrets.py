@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hicache_lab.cli import main
-from hicache_lab.sglang.launch import parse_launch, parse_server_args, render
+from hicache_lab.sglang.launch import parse_launch, parse_server_args
+from hicache_lab.sglang.launch.render import render
 
 EXTRA = {"tp_lcm_size": 8, "access_token": "sesame-1", "redis": {"password": "sesame-2"}}
 ARGUMENTS = {
