@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from hicache_lab.cli import main
-from hicache_lab.sglang.launch import parse_launch, parse_server_args
-from hicache_lab.sglang.launch.render import render
+from hicache_lab.sglang.launch import parse_launch, parse_server_args, render_launch
 
 EXTRA = {"tp_lcm_size": 8, "access_token": "sesame-1", "redis": {"password": "sesame-2"}}
 ARGUMENTS = {
@@ -50,6 +49,6 @@ def test_a_launch_line_keeps_the_rest_of_its_extra_config() -> None:
         f"--hicache-storage-backend-extra-config '{json.dumps(EXTRA)}'"
     )
     config = parse_launch(line)
-    assert "sesame" not in repr(config) and "sesame" not in render(config)
-    assert '"tp_lcm_size": 8, "access_token": "***"' in render(config)
+    assert "sesame" not in repr(config) and "sesame" not in render_launch(config)
+    assert '"tp_lcm_size": 8, "access_token": "***"' in render_launch(config)
     assert any("is not kept" in note for note in config.notes)
