@@ -13,9 +13,11 @@ from pathlib import Path
 
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import parse_bytes
+from hicache_lab.host.processes import TERM_SECONDS
 from hicache_lab.serving import cpu_server
 from hicache_lab.serving.cpu_server.home import HOME_VARIABLE
-from hicache_lab.serving.cpu_server.process import READY_TIMEOUT_SECONDS, TERM_SECONDS, health
+from hicache_lab.serving.cpu_server.process import READY_TIMEOUT_SECONDS
+from hicache_lab.serving.local import health
 from hicache_lab.sizing.tiny_models import TINY_MODELS
 
 TAKES_SERVER_FLAGS = frozenset({"server"})  # only to say where they belong

@@ -19,11 +19,10 @@ from hicache_lab.sweeps import (
     Grid,
     Options,
     Plan,
-    PointRecord,
+    Point,
     SweepRecord,
     collect,
     compare_collection,
-    dask_executor,
     load_grid,
     make_plan,
     run_sweep,
@@ -77,8 +76,13 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", action="store_true", help="check every point and show the verdicts; run nothing")
     add("--resume", action="store_true", help="go on with the sweep in the folder; complete points are kept")
     add("--allow-unsafe", action="store_true", help="also launch servers that preflight would skip")
-    add("--jobs", type=int, metavar="N", help="runs side by side, in processes (offline notebooks; default 1)")
-    add("--dask", metavar="ADDRESS", help="run on the workers of a Dask scheduler, e.g. tcp://127.0.0.1:8786")
+    add(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs side by side, in processes (offline notebooks; default 1)",
+    )
     add("--cell-timeout", type=float, metavar="SECONDS", help="limit for one cell (default: the grid's, else 600)")
     add("--timeout", type=float, metavar="SECONDS", help="limit for one run (default: the grid's, else 3600)")
     add("--no-html", action="store_true", help="leave each run's one-file HTML out")
@@ -111,8 +115,6 @@ def run(command: str, args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    if args.jobs is not None and args.dask:
-        raise UsageError("--jobs and --dask exclude each other: processes here, or Dask's workers")
     if args.label and not LABEL.fullmatch(args.label):
         raise UsageError(f"--label: expected letters, digits, dot, dash and underscore, got {args.label!r}")
     grid = load_grid(args.grid)
@@ -136,12 +138,12 @@ def _limits(grid: Grid, args: argparse.Namespace) -> Limits:
 def _run(plan: Plan, folder: Path, args: argparse.Namespace, limits: Limits) -> SweepRecord:
     options = Options(
         resume=args.resume,
-        jobs=1 if args.jobs is None else args.jobs,
+        jobs=args.jobs,
         limits=limits,
         html=not args.no_html,
     )
 
-    def told(point: PointRecord) -> None:
+    def on_point(point: Point) -> None:
         if not args.json:
             from tqdm import tqdm
 
@@ -149,19 +151,16 @@ def _run(plan: Plan, folder: Path, args: argparse.Namespace, limits: Limits) -> 
             tqdm.write(_point_line(point), file=sys.stdout)
 
     with terminated_as_interrupted():
-        if not args.dask:
-            return run_sweep(plan, folder, options, told=told)
-        with dask_executor(args.dask) as (executor, workers):
-            return run_sweep(plan, folder, replace(options, jobs=workers), executor=executor, told=told)
+        return run_sweep(plan, folder, options, on_point=on_point)
 
 
-def _point_line(point: PointRecord) -> str:
+def _point_line(point: Point) -> str:
     repeat = f" (run {point.repeat + 1})" if point.repeat else ""
     seconds = f" in {point.seconds:.1f} s" if point.seconds is not None else ""
     again = ", from before" if point.reused else ""
     line = f"{point.status}{again}  {point.label}{repeat}{seconds}"
     if point.status == "skipped":
-        return f"{line}: {point.reason}"
+        return f"{line}: {point.decision.reason}"
     if point.error:
         where = f" in code cell {point.error.cell}" if point.error.cell else ""
         first = point.error.message.splitlines()[0] if point.error.message else ""
@@ -177,7 +176,8 @@ def _show_plan(plan: Plan, args: argparse.Namespace) -> int:
                 "repeat": point.repeat,
                 "parameters": dict(point.parameters),
                 "server": list(point.server),
-                "folder": point.folder_name,
+                "folder": Path(point.folder).name,
+                "run": point.status != "skipped",
                 **asdict(point.decision),
             }
             for point in plan.points
@@ -188,7 +188,7 @@ def _show_plan(plan: Plan, args: argparse.Namespace) -> int:
         for point in plan.points:
             if point.label not in seen:
                 seen.add(point.label)
-                word = "run " if point.decision.run else "skip"
+                word = "skip" if point.status == "skipped" else "run "
                 print(f"{word}  {point.label}  {point.decision.reason}".rstrip())
         print(f"{len(plan.points)} points, {len(plan.skipped)} skipped; nothing was run")
     return 3 if plan.skipped else 0
@@ -203,7 +203,7 @@ def _finish(record: SweepRecord, folder: Path, args: argparse.Namespace) -> int:
         report = write_comparison(collection, comparison, folder / "comparison", images=not args.no_images)
     if args.json:
         found = as_json(comparison, recommend(comparison)) if comparison else None
-        print(json.dumps({"folder": str(folder), **asdict(record), "comparison": found}, indent=2))
+        print(json.dumps({"folder": str(folder), **record.as_dict(), "comparison": found}, indent=2))
     else:
         _print_end(record, folder, comparison, report)
     return 1 if record.failed else 3 if record.count("skipped") else 0

@@ -2,14 +2,14 @@
 
 ``load_grid`` reads the file, ``make_plan`` checks every point (names, types, and the host's memory for every point
 that starts a server), ``run_sweep`` runs what may run and can be interrupted and resumed, ``load_sweep`` reads the
-result back. Importing this loads neither papermill nor dask.
+result back. Importing this does not load papermill.
 """
 
 from hicache_lab.sweeps.collecting import Collection, collect
 from hicache_lab.sweeps.engine import Options, run_sweep
 from hicache_lab.sweeps.grid import Axis, Grid, load_grid
-from hicache_lab.sweeps.ledger import PointRecord, SweepRecord, is_sweep, load_sweep
-from hicache_lab.sweeps.plan import Plan, Point, make_plan
+from hicache_lab.sweeps.ledger import Point, SweepRecord, is_sweep, load_sweep
+from hicache_lab.sweeps.plan import Plan, make_plan
 from hicache_lab.sweeps.report import comparison_document, comparison_figures, conclusion, write_comparison
 from hicache_lab.sweeps.rows import (
     compare_collection,
@@ -23,7 +23,6 @@ from hicache_lab.sweeps.rows import (
     setting_rows,
 )
 from hicache_lab.sweeps.safety import Decision
-from hicache_lab.sweeps.workers import dask_executor
 
 __all__ = [
     "Axis",
@@ -33,14 +32,12 @@ __all__ = [
     "Options",
     "Plan",
     "Point",
-    "PointRecord",
     "SweepRecord",
     "collect",
     "compare_collection",
     "comparison_document",
     "comparison_figures",
     "conclusion",
-    "dask_executor",
     "is_sweep",
     "load_grid",
     "load_sweep",

@@ -12,7 +12,7 @@ from hicache_lab.runs import load_result
 from hicache_lab.runs.comparison import Observation, Value, named, observe_run, read_results
 from hicache_lab.runs.comparison.observations import places
 from hicache_lab.runs.results import RESULT_FILE
-from hicache_lab.sweeps.ledger import PointRecord, SweepRecord, complete_result, is_sweep, load_sweep
+from hicache_lab.sweeps.ledger import Point, SweepRecord, complete_result, is_sweep, load_sweep
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,15 @@ def observe_sweep(folder: Path, sweep: SweepRecord) -> tuple[list[Observation], 
         result = complete_result(folder / point.folder) if point.status == "complete" else None
         if result is None:
             left_out.append(
-                (point.label, _why(point.status, point.reason if point.status == "skipped" else _error(point)))
+                (point.label, _why(point.status, point.decision.reason if point.status == "skipped" else _error(point)))
             )
             continue
         origin = str(Path(folder.name) / point.folder)
         one = observe_run(result, origin, label=point.label, settings=point.settings)
         values = dict(one.values)
-        if point.host_bytes is not None and "host_gb" not in values:
-            values["host_gb"] = Value(gb(point.host_bytes), "GB", "computed")
-        words = dict(one.words) | ({"verdict": point.verdict} if point.verdict else {})
+        if point.decision.host_bytes is not None and "host_gb" not in values:
+            values["host_gb"] = Value(gb(point.decision.host_bytes), "GB", "computed")
+        words = dict(one.words) | ({"verdict": point.decision.verdict} if point.decision.verdict else {})
         found.append(replace(one, values=values, words=words, path=str(folder)))
     return found, list(dict.fromkeys(left_out))
 
@@ -110,7 +110,7 @@ def _why(status: str, reason: str) -> str:
     return f"{status}: {reason}" if reason else status
 
 
-def _error(point: PointRecord) -> str:
+def _error(point: Point) -> str:
     return (
         f"{point.error.kind}: {point.error.message.splitlines()[0] if point.error.message else ''}"
         if point.error

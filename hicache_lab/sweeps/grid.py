@@ -17,7 +17,7 @@ from typing import Any
 from hicache_lab.base.errors import UsageError
 from hicache_lab.runs import Limits
 from hicache_lab.sweeps.reading import check_keys, mapping, read_yaml, refuse
-from hicache_lab.sweeps.serverside import ServerSide, read_server_side
+from hicache_lab.sweeps.server_side import ServerSide, read_server_side
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -46,8 +46,8 @@ class Axis:
         """What this step is called."""
         pairs = list(zip(self.names, self.rows[row], strict=True))
         # a zipped null says that the flag is left out
-        said = [pair for pair in pairs if pair[1] is not None] or pairs
-        return self.labels[row] or " ".join(f"{name}={_shown(value)}" for name, value in said)
+        given = [pair for pair in pairs if pair[1] is not None] or pairs
+        return self.labels[row] or " ".join(f"{name}={_shown(value)}" for name, value in given)
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,6 @@ class Compare:
     baseline: str | None = None
     metrics: tuple[str, ...] = ()
     objective: str | None = None
-
-
-@dataclass(frozen=True)
-class Combination:
-    """One step of every axis: its label and the values of all names."""
-
-    label: str
-    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -101,16 +93,16 @@ class Grid:
         """All names that vary."""
         return tuple(name for axis in self.axes for name in axis.names)
 
-    def combinations(self) -> tuple[Combination, ...]:
-        """The product of the axes, the last one varying fastest; one unnamed combination without axes."""
-        found = []
+    def combinations(self) -> tuple[tuple[str, dict[str, Any]], ...]:
+        """Label and settings of every step of the axes' product, the last axis varying fastest; one without axes."""
+        combinations = []
         for steps in product(*(range(len(axis.rows)) for axis in self.axes)):
             chosen = list(zip(self.axes, steps, strict=True))
             settings = {
                 name: value for axis, row in chosen for name, value in zip(axis.names, axis.rows[row], strict=True)
             }
-            found.append(Combination(", ".join(axis.label(row) for axis, row in chosen) or self.label, settings))
-        return tuple(found)
+            combinations.append((", ".join(axis.label(row) for axis, row in chosen) or self.label, settings))
+        return tuple(combinations)
 
 
 def _shown(value: Any) -> str:

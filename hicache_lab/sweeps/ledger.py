@@ -10,7 +10,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from hicache_lab.base.errors import HostError, InputError, UsageError
 from hicache_lab.runs import Failure, RunResult, load_result
 from hicache_lab.runs.recording import write_json
 from hicache_lab.runs.results import RESULT_FILE, read_record
+from hicache_lab.sweeps.safety import Decision
+from hicache_lab.sweeps.server_side import ServerStart
 
 SCHEMA = "hicache-lab/sweep"
 SCHEMA_VERSION = 1
@@ -29,18 +31,24 @@ _LOCK = ".lock"
 
 
 @dataclass(frozen=True)
-class PointRecord:
-    """How one point ended, or that it has not run yet.
+class Point:
+    """One run of a sweep: as it is planned, and then how it ended.
 
     Attributes:
-        label, settings, repeat, server, digest: as in the plan.
+        label: the setting in words; repeats of a point share it.
+        settings: the values of what varies.
+        repeat: 0 for the first.
+        server: the words of the server it starts, empty if it starts none.
+        digest: of everything the result depends on: the notebook, all parameter values and the files they name, the
+            server's words, this library's version, the repeat.
         folder: its run folder, relative to the sweep's.
-        status: one of STATUSES.
-        verdict, reason: what preflight said; why it was skipped.
-        host_bytes, limit_bytes: preflight's numbers, None for a point that starts nothing.
+        decision: what preflight said.
+        status: one of STATUSES; ``skipped`` from the start if it may not run.
         seconds: wall time of the run.
         error: why it failed, with the traceback.
         reused: True if an earlier sweep had already made it.
+        parameters: what the notebook is given, the server's address excepted; only in a plan.
+        start: the server it starts; only in a plan.
     """
 
     label: str
@@ -49,22 +57,37 @@ class PointRecord:
     server: tuple[str, ...]
     digest: str
     folder: str
+    decision: Decision = field(default_factory=Decision)
     status: str = "pending"
-    verdict: str = ""
-    reason: str = ""
-    host_bytes: int | None = None
-    limit_bytes: int | None = None
     seconds: float | None = None
     error: Failure | None = None
     reused: bool = False
+    parameters: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    start: ServerStart | None = field(default=None, compare=False)
 
-    def ended(self, result: RunResult) -> PointRecord:
+    def ended(self, result: RunResult) -> Point:
         """This point with how its run ended."""
         return replace(self, status=result.status, seconds=result.seconds, error=result.error)
 
-    def failed(self, kind: str, message: str, traceback: str = "") -> PointRecord:
+    def failed(self, kind: str, message: str, traceback: str = "") -> Point:
         """This point, failed before or outside its notebook."""
         return replace(self, status="failed", error=Failure(kind, message, traceback=traceback))
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the record keeps, JSON-ready."""
+        return {
+            "label": self.label,
+            "settings": dict(self.settings),
+            "repeat": self.repeat,
+            "server": list(self.server),
+            "digest": self.digest,
+            "folder": self.folder,
+            "status": self.status,
+            **asdict(self.decision),
+            "seconds": self.seconds,
+            "error": asdict(self.error) if self.error else None,
+            "reused": self.reused,
+        }
 
 
 @dataclass(frozen=True)
@@ -81,7 +104,7 @@ class SweepRecord:
     hicache_lab: str
     python: str
     started_at: str
-    points: tuple[PointRecord, ...]
+    points: tuple[Point, ...]
     baseline: str | None = None
     metrics: tuple[str, ...] = ()
     objective: str | None = None
@@ -96,9 +119,13 @@ class SweepRecord:
         """Points that ran and did not complete."""
         return self.count("failed", "timed_out")
 
+    def as_dict(self) -> dict[str, Any]:
+        """The record, JSON-ready."""
+        return {**vars(self), "points": [point.as_dict() for point in self.points]}
+
     def write(self, folder: Path) -> None:
         """Write ``sweep.json``, whole or not at all."""
-        content = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **asdict(self)}
+        content = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **self.as_dict()}
         try:
             write_json(folder / SWEEP_FILE, content)
         except OSError as error:
@@ -117,18 +144,21 @@ def load_sweep(folder: Path) -> SweepRecord:
         InputError: not a sweep's folder, another schema or version, or a field of another form.
     """
     path = folder / SWEEP_FILE
-    fields = read_record(path, SCHEMA, SCHEMA_VERSION, what="sweep")
+    raw = read_record(path, SCHEMA, SCHEMA_VERSION, what="sweep")
     try:
-        fields["points"] = tuple(_point(point) for point in fields["points"])
-        fields["metrics"] = tuple(fields["metrics"])
-        return SweepRecord(**fields)
+        raw["points"] = tuple(_point(point) for point in raw["points"])
+        raw["metrics"] = tuple(raw["metrics"])
+        return SweepRecord(**raw)
     except (KeyError, TypeError) as error:
         raise InputError(f"{path}: a field is missing or of another form ({error})") from error
 
 
-def _point(raw: dict[str, Any]) -> PointRecord:
+def _point(raw: dict[str, Any]) -> Point:
+    names = {one.name for one in fields(Decision)}
+    decision = Decision(**{name: value for name, value in raw.items() if name in names})
+    rest = {name: value for name, value in raw.items() if name not in names}
     error = Failure(**raw["error"]) if raw["error"] else None
-    point = PointRecord(**{**raw, "server": tuple(raw["server"]), "error": error})
+    point = Point(**{**rest, "server": tuple(raw["server"]), "error": error, "decision": decision})
     if point.status not in STATUSES:
         raise TypeError(f"status {point.status!r} is none of {', '.join(STATUSES)}")
     # the folder is joined to the sweep's: it may not lead out of it

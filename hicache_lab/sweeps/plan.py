@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,45 +16,15 @@ import hicache_lab
 from hicache_lab.base.errors import UsageError
 from hicache_lab.host import HostMemory
 from hicache_lab.runs import Parameter, check_parameters, find_notebook, inspect_parameters
-from hicache_lab.sweeps.grid import Combination, Grid, notebook_beside
-from hicache_lab.sweeps.safety import Decision, judge_cpu, judge_launch
-from hicache_lab.sweeps.serverside import CpuServer, ExistingServer, LaunchLine, render
+from hicache_lab.sweeps.grid import Grid, notebook_beside
+from hicache_lab.sweeps.ledger import POINTS, Point
+from hicache_lab.sweeps.safety import Decision, judge
+from hicache_lab.sweeps.server_side import ExistingServer, ServerStart
 
 BASE_URL = "base_url"
 API_KEY_ENV = "api_key_env"
 _SLUG = re.compile(r"[^A-Za-z0-9.]+")
 _MOST_HASHED_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Point:
-    """One run to make.
-
-    Attributes:
-        label: the setting in words; repeats of a point share it.
-        settings: the values of what varies.
-        repeat: 0 for the first.
-        parameters: what the notebook is given, the server's address excepted.
-        server: the words of the server to start, empty otherwise.
-        digest: of everything the result depends on: the notebook, all parameter values and the files they name, the
-            server's words, this library's version, the repeat.
-        decision: whether it may run.
-    """
-
-    label: str
-    settings: Mapping[str, Any]
-    repeat: int
-    parameters: Mapping[str, Any]
-    server: tuple[str, ...]
-    digest: str
-    decision: Decision = field(default_factory=Decision)
-
-    @property
-    def folder_name(self) -> str:
-        """Its run folder's name: readable, and different for every content."""
-        slug = _SLUG.sub("-", self.label).strip("-.")[:60].rstrip("-.") or "point"
-        repeat = f"-r{self.repeat + 1}" if self.repeat else ""
-        return f"{slug}{repeat}-{self.digest[:10]}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +39,7 @@ class Plan:
     @property
     def skipped(self) -> tuple[Point, ...]:
         """Points that may not run."""
-        return tuple(point for point in self.points if not point.decision.run)
+        return tuple(point for point in self.points if point.status == "skipped")
 
 
 def make_plan(grid: Grid, *, host: HostMemory | None = None, allow_unsafe: bool = False) -> Plan:
@@ -94,13 +64,16 @@ def make_plan(grid: Grid, *, host: HostMemory | None = None, allow_unsafe: bool 
     known = _check_names(grid, notebook)
     decisions: dict[tuple[str, ...], Decision] = {}
     points = []
-    for combination in grid.combinations():
+    for label, settings in grid.combinations():
+        start = _server_start(grid, settings)
+        if start is not None and start.words not in decisions:
+            decisions[start.words] = judge(start, host)
         for repeat in range(grid.repeats):
-            point = _point(grid, notebook, sha256, known, combination, repeat)
-            if grid.server is not None and grid.server.starts:
-                if point.server not in decisions:
-                    decisions[point.server] = _decide(grid, point.server, host)
-                point = Point(**{**vars(point), "decision": decisions[point.server].allowing(allow_unsafe)})
+            point = _point(grid, notebook, sha256, known, label, settings, repeat, start)
+            if start is not None:
+                decision = decisions[start.words]
+                skipped = not (decision.safe or allow_unsafe)
+                point = replace(point, decision=decision, status="skipped" if skipped else "pending")
             points.append(point)
     _check_distinct(grid, points)
     _check_baseline(grid, (point.label for point in points))
@@ -156,11 +129,27 @@ def _check_baseline(grid: Grid, labels: Iterable[str]) -> None:
         raise UsageError(f"{grid.path}: compare: baseline: no setting of this grid is called {wanted!r}; {hint}")
 
 
+def _server_start(grid: Grid, settings: Mapping[str, Any]) -> ServerStart | None:
+    """The server that these settings start, if the grid starts any."""
+    if grid.server is None or isinstance(grid.server, ExistingServer):
+        return None
+    try:
+        return grid.server.start({**grid.parameters, **settings})
+    except UsageError as error:
+        raise UsageError(f"{grid.path}: server: {error}") from None
+
+
 def _point(
-    grid: Grid, notebook: Path, sha256: str, known: frozenset[str], combination: Combination, repeat: int
+    grid: Grid,
+    notebook: Path,
+    sha256: str,
+    known: frozenset[str],
+    label: str,
+    settings: dict[str, Any],
+    repeat: int,
+    start: ServerStart | None,
 ) -> Point:
-    everything = {**grid.parameters, **combination.settings}
-    given = {name: value for name, value in everything.items() if name in known}
+    given = {name: value for name, value in {**grid.parameters, **settings}.items() if name in known}
     if API_KEY_ENV in known and isinstance(grid.server, ExistingServer) and grid.server.api_key_env:
         given[API_KEY_ENV] = grid.server.api_key_env
     try:
@@ -168,15 +157,17 @@ def _point(
         if grid.repeat_parameter is not None:
             given[grid.repeat_parameter] = values[grid.repeat_parameter] = values[grid.repeat_parameter] + repeat
     except UsageError as error:
-        raise UsageError(f"{grid.path}: {combination.label}: {error}") from None
-    server: tuple[str, ...] = ()
-    if isinstance(grid.server, LaunchLine):
-        server = render(grid.server.template, everything)
-    elif isinstance(grid.server, CpuServer):
-        flags = render(grid.server.flags, everything)
-        server = (grid.server.release, grid.server.model, str(grid.server.tp_size), *flags)
+        raise UsageError(f"{grid.path}: {label}: {error}") from None
+    server = start.words if start else ()
     digest = _digest(sha256, values, server, repeat)
-    return Point(combination.label, combination.settings, repeat, given, server, digest)
+    folder = f"{POINTS}/{_folder_name(label, repeat, digest)}"
+    return Point(label, settings, repeat, server, digest, folder, parameters=given, start=start)
+
+
+def _folder_name(label: str, repeat: int, digest: str) -> str:
+    """A run folder's name: readable, and different for every content."""
+    slug = _SLUG.sub("-", label).strip("-.")[:60].rstrip("-.") or "point"
+    return f"{slug}{f'-r{repeat + 1}' if repeat else ''}-{digest[:10]}"
 
 
 def _digest(notebook_sha256: str, values: Mapping[str, Any], server: tuple[str, ...], repeat: int) -> str:
@@ -203,16 +194,6 @@ def _files(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
                     yield name, hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, ValueError):
             continue  # the run itself will say what is wrong with it
-
-
-def _decide(grid: Grid, words: tuple[str, ...], host: HostMemory | None) -> Decision:
-    try:
-        if isinstance(grid.server, LaunchLine):
-            return judge_launch(grid.server, words, host)
-        assert isinstance(grid.server, CpuServer)
-        return judge_cpu(grid.server, words[3:], host)
-    except UsageError as error:
-        raise UsageError(f"{grid.path}: server: {error}") from None
 
 
 def _check_distinct(grid: Grid, points: list[Point]) -> None:

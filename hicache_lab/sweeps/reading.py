@@ -84,7 +84,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], str]:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     try:
         data = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise InputError(f"{where}: {getattr(error, 'problem', None) or 'not YAML'}") from error

@@ -50,7 +50,11 @@ def comparison_figures(comparison: Comparison, sweep: SweepRecord | None = None)
     points = tradeoffs(comparison, sweep)
     if comparison.objective and any(point.benefit is not None for point in points):
         cells = [one.cells[comparison.objective] for one in comparison.settings if comparison.objective in one.cells]
-        limit = min((p.limit_bytes for p in sweep.points if p.limit_bytes is not None), default=None) if sweep else None
+        limit = (
+            min((p.decision.limit_bytes for p in sweep.points if p.decision.limit_bytes is not None), default=None)
+            if sweep
+            else None
+        )
         figures["tradeoff"] = tradeoff_figure(
             points,
             safe_bytes=limit - RESERVE_BYTES if limit is not None else None,
@@ -63,7 +67,7 @@ def comparison_figures(comparison: Comparison, sweep: SweepRecord | None = None)
 
 def tradeoffs(comparison: Comparison, sweep: SweepRecord | None = None) -> list[Tradeoff]:
     """Settings with their host bytes and objective, those that preflight skipped included."""
-    verdicts = {point.label: point.verdict for point in sweep.points} if sweep else {}
+    verdicts = {point.label: point.decision.verdict for point in sweep.points} if sweep else {}
     found = []
     for setting in comparison.settings:
         cost = setting.cells.get(comparison.cost or "")
@@ -72,8 +76,8 @@ def tradeoffs(comparison: Comparison, sweep: SweepRecord | None = None) -> list[
             verdict = verdicts.get(setting.label, "")
             found.append(Tradeoff(setting.label, int(cost.median * GB), goal.median, verdict))
     for point in sweep.points if sweep else ():
-        if point.status == "skipped" and point.host_bytes is not None and point.repeat == 0:
-            found.append(Tradeoff(point.label, point.host_bytes, None, point.verdict))
+        if point.status == "skipped" and point.decision.host_bytes is not None and point.repeat == 0:
+            found.append(Tradeoff(point.label, point.decision.host_bytes, None, point.decision.verdict))
     return found
 
 

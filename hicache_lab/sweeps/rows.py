@@ -12,8 +12,8 @@ from hicache_lab.runs.comparison.statistics import CONFIDENCE
 from hicache_lab.runs.comparison.text import number, shown_first
 from hicache_lab.sglang.releases import RESERVE_BYTES
 from hicache_lab.sweeps.collecting import Collection
-from hicache_lab.sweeps.ledger import SweepRecord
-from hicache_lab.sweeps.plan import Plan, Point
+from hicache_lab.sweeps.ledger import Point, SweepRecord
+from hicache_lab.sweeps.plan import Plan
 from hicache_lab.views.figures.comparison import Tradeoff
 
 Rows = list[dict[str, Any]]
@@ -32,7 +32,7 @@ def plan_rows(plan: Plan) -> Rows:
             "setting": point.label,
             "runs": sum(other.label == point.label for other in plan.points),
             "verdict": point.decision.verdict or "starts nothing",
-            "decision": "run" if point.decision.run else "skip",
+            "decision": "skip" if point.status == "skipped" else "run",
             "host memory of all ranks (GB)": round(gb(point.decision.host_bytes), 2)
             if point.decision.host_bytes
             else None,
@@ -57,7 +57,9 @@ def safe_gb(plan: Plan) -> float | None:
 def planned_tradeoffs(plan: Plan) -> list[Tradeoff]:
     """Settings of a plan by what they would take, before any has run."""
     return [
-        Tradeoff(point.label, point.decision.host_bytes, 0.0 if point.decision.run else None, point.decision.verdict)
+        Tradeoff(
+            point.label, point.decision.host_bytes, None if point.status == "skipped" else 0.0, point.decision.verdict
+        )
         for point in _settings(plan)
         if point.decision.host_bytes is not None
     ]
@@ -71,7 +73,7 @@ def point_rows(sweep: SweepRecord | None) -> Rows:
             "run": point.repeat + 1,
             "status": point.status,
             "seconds": point.seconds,
-            "why": point.reason if point.status == "skipped" else point.error.message if point.error else "",
+            "why": point.decision.reason if point.status == "skipped" else point.error.message if point.error else "",
         }
         for point in (sweep.points if sweep else ())
     ]

@@ -33,7 +33,7 @@ def test_the_shipped_grid_runs_and_stops_its_servers(swept: Path) -> None:
         "size 1": "complete",
         "size 300": "skipped",
     }
-    assert "Not enough host memory available. Requesting 300.00 GB" in sweep.points[-1].reason
+    assert "Not enough host memory available. Requesting 300.00 GB" in sweep.points[-1].decision.reason
     assert not [server for server in cpu_server.status() if server.name.startswith("sweep-")]
 
 

@@ -18,6 +18,7 @@ from hicache_lab.serving.cpu_server import environment as envs
 from hicache_lab.serving.cpu_server import process
 from hicache_lab.serving.cpu_server.home import built_aside, home
 from hicache_lab.serving.cpu_server.tiny_checkpoints import tensor_shapes
+from hicache_lab.serving.local import health
 from hicache_lab.sizing.models import is_known
 from hicache_lab.sizing.tiny_models import TINY_MODELS, tiny_config
 
@@ -265,7 +266,7 @@ def test_start_status_logs_stop(fake, tmp_path: Path) -> None:
     server = fake()
     assert server.alive
     assert server.ready_seconds > 0.2
-    assert process.health(server.port) == 200
+    assert health(server.port) == 200
     assert cpu_server.status(home_dir=tmp_path) == (server,)
     assert "[now] starting tiny-llama" in server.log()
     assert cpu_server.logs(home_dir=tmp_path) == server.log_path

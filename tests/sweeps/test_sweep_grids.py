@@ -13,7 +13,7 @@ from hicache_lab.cli import main
 from hicache_lab.host import HostMemory
 from hicache_lab.sweeps import Grid, load_grid, make_plan
 from hicache_lab.sweeps.reading import read_yaml
-from hicache_lab.sweeps.serverside import render, split_environment
+from hicache_lab.sweeps.server_side import render, split_environment
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "varying.ipynb"
 INCIDENT_HOST = HostMemory.stated(total_bytes=449 * GB, available_bytes=445 * GB)
@@ -34,7 +34,7 @@ def test_axes_multiply_and_zipped_names_change_together(tmp_path: Path) -> None:
         tmp_path,
         "axes:\n  - size_gb: [48, 300]\n  - {seed: [1, 2, 3], seconds: [0.1, 0.2, null]}\n",
     )
-    assert [one.label for one in grid.combinations()] == [
+    assert [label for label, _ in grid.combinations()] == [
         "size_gb=48, seed=1 seconds=0.1",
         "size_gb=48, seed=2 seconds=0.2",
         "size_gb=48, seed=3",
@@ -42,7 +42,7 @@ def test_axes_multiply_and_zipped_names_change_together(tmp_path: Path) -> None:
         "size_gb=300, seed=2 seconds=0.2",
         "size_gb=300, seed=3",
     ]
-    assert grid.combinations()[4].settings == {"size_gb": 300, "seed": 2, "seconds": 0.2}
+    assert grid.combinations()[4][1] == {"size_gb": 300, "seed": 2, "seconds": 0.2}
 
 
 def test_ranges_include_their_end_and_are_exact(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_range_has_every_step(tmp_path_factory: pytest.TempPathFactory, start:
 
 def test_values_may_have_names(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, "axes:\n  - size_gb: [{label: off, value: 0}, {label: ratio 1.5, value: 48}, 300]\n")
-    assert [one.label for one in grid.combinations()] == ["off", "ratio 1.5", "size_gb=300"]
+    assert [label for label, _ in grid.combinations()] == ["off", "ratio 1.5", "size_gb=300"]
 
 
 def test_yaml_says_what_it_looks_like(tmp_path: Path) -> None:
@@ -191,12 +191,12 @@ def test_repeats_raise_the_seed_and_keep_the_label(tmp_path: Path) -> None:
         ("size_gb=48", 2, 9),
         ("size_gb=300", 0, 7),
     ]
-    assert len({point.folder_name for point in plan.points}) == 6
+    assert len({point.folder for point in plan.points}) == 6
 
 
 def test_a_point_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def folders(text: str) -> list[str]:
-        return [point.folder_name for point in make_plan(grid_of(tmp_path, text)).points]
+        return [point.folder for point in make_plan(grid_of(tmp_path, text)).points]
 
     before = folders("axes: {size_gb: [48, 300]}")
     assert folders("axes: {size_gb: [300, 100, 48]}")[::2] == before[::-1]
@@ -235,7 +235,7 @@ def test_points_that_risk_the_host_are_skipped_with_the_arithmetic(tmp_path: Pat
     grid = incident_grid(tmp_path, "{hicache_size: [48, 300, null, null], hicache_ratio: [null, null, 2.5, 0.5]}")
     plan = make_plan(grid, host=INCIDENT_HOST)
     decided = {point.label: point.decision for point in plan.points}
-    assert {label: (one.run, one.verdict) for label, one in decided.items()} == {
+    assert {point.label: (point.status == "pending", point.decision.verdict) for point in plan.points} == {
         "hicache_size=48": (True, "FITS"),
         "hicache_size=300": (False, "OOM_RISK"),
         "hicache_ratio=2.5": (True, "FITS"),
@@ -243,20 +243,20 @@ def test_points_that_risk_the_host_are_skipped_with_the_arithmetic(tmp_path: Pat
     }
     assert "8 ranks × 300.00 GB = 2,400 GB" in decided["hicache_size=300"].reason
     assert decided["hicache_size=300"].host_bytes == 8 * 4_269_126 * 70_272
-    assert all(point.decision.run for point in make_plan(grid, host=INCIDENT_HOST, allow_unsafe=True).points)
+    assert all(point.status == "pending" for point in make_plan(grid, host=INCIDENT_HOST, allow_unsafe=True).points)
 
 
 def test_a_refusal_is_foretold_with_its_text(tmp_path: Path) -> None:
     grid = incident_grid(tmp_path, "{hicache_size: [300], hicache_ratio: [null]}", version="0.5.19")
     [point] = make_plan(grid, host=INCIDENT_HOST).points
-    assert (point.decision.run, point.decision.verdict) == (False, "REFUSED")
+    assert (point.status == "pending", point.decision.verdict) == (False, "REFUSED")
     assert "54.28" in point.decision.reason
 
 
 def test_a_missing_fact_is_not_taken_for_safe(tmp_path: Path) -> None:
     grid = incident_grid(tmp_path, "{hicache_size: [null], hicache_ratio: [2.0]}", facts="{}")
     [point] = make_plan(grid, host=INCIDENT_HOST).points
-    assert (point.decision.run, point.decision.verdict) == (False, "UNKNOWN")
+    assert (point.status == "pending", point.decision.verdict) == (False, "UNKNOWN")
     assert "server: facts:` takes device_tokens" in point.decision.reason
 
 
@@ -296,7 +296,7 @@ def test_the_cpu_server_is_judged_by_its_own_model(tmp_path: Path) -> None:
     )
     host = HostMemory.stated(total_bytes=64 * GB, available_bytes=60 * GB)
     plan = make_plan(grid, host=host)
-    assert [(p.label, p.decision.run, p.decision.verdict) for p in plan.points] == [
+    assert [(p.label, p.status == "pending", p.decision.verdict) for p in plan.points] == [
         ("off", True, "FITS"),
         ("ratio 4", True, "FITS"),
         ("size 900", False, "REFUSED"),

@@ -11,9 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,11 @@ from hicache_lab.base.errors import HostError, InputError, ServerError, UsageErr
 from hicache_lab.base.units import GB
 from hicache_lab.cli import main
 from hicache_lab.host import HostMemory
+from hicache_lab.host.processes import ProcessId
 from hicache_lab.runs import Limits, load_result
 from hicache_lab.runs.results import Failure, Figure, RunResult
-from hicache_lab.sweeps import Options, Plan, SweepRecord, dask_executor, load_grid, load_sweep, make_plan, run_sweep
+from hicache_lab.sweeps import Options, Plan, SweepRecord, load_grid, load_sweep, make_plan, run_sweep
 from hicache_lab.sweeps.collecting import collect
-from hicache_lab.sweeps.workers import Task, run_task
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 STAND_IN = Path(__file__).parents[1] / "fixtures" / "stand_in_server"
@@ -262,33 +262,6 @@ def test_workers_end_with_a_killed_sweep(tmp_path: Path) -> None:
     assert [child.cmdline() for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_dask_runs_the_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from distributed import LocalCluster
-
-    plan_of(tmp_path, "label: dask\naxes: {size_gb: [48, 13, 300]}\n")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
-        ) as cluster:
-            command = ["sweep", str(tmp_path / "grid.yaml"), "--output", str(tmp_path), "--no-images", "--no-html"]
-            assert main([*command, "--dask", cluster.scheduler_address, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert [point["status"] for point in found["points"]] == ["complete", "failed", "complete"]
-    assert found["points"][1]["error"]["message"] == "thirteen is too much"
-    assert found["comparison"]["settings"][1]["metrics"]["host_gb"]["delta"] == 8 * 252
-
-
-def test_a_dask_scheduler_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with (
-        pytest.raises(HostError, match="no Dask scheduler answers"),
-        dask_executor("tcp://127.0.0.1:9", connect_seconds=0.5),
-    ):
-        raise AssertionError("connected to nothing")
-    with pytest.raises(UsageError, match="expected tcp://"), dask_executor("nonsense://x"):
-        raise AssertionError("connected to nothing")
-
-
 # ---- the engine
 
 
@@ -384,39 +357,6 @@ def test_two_sweeps_are_told_apart_by_their_folders(
     ]
 
 
-def test_any_executor_will_do(tmp_path: Path, quick: Quick) -> None:
-    plan = plan_of(tmp_path, "axes: {size_gb: [48, 13, 300]}")
-    with ThreadPoolExecutor(2) as executor:
-        record = run_sweep(plan, tmp_path / "out", Options(jobs=2, html=False, progress=False), executor=executor)
-    assert statuses(record) == {"size_gb=48": "complete", "size_gb=13": "failed", "size_gb=300": "complete"}
-
-
-def test_an_executor_that_takes_no_more_ends_the_sweep_and_resume_goes_on(tmp_path: Path, quick: Quick) -> None:
-    class Breaking(ThreadPoolExecutor):
-        def submit(self, *args: Any, **kwargs: Any) -> Any:
-            if quick.ran:
-                raise BrokenExecutor
-            return super().submit(*args, **kwargs)
-
-    plan = plan_of(tmp_path, "axes: {size_gb: [48, 300]}")
-    with Breaking(1) as executor, pytest.raises(HostError, match="takes no more runs"):
-        run_sweep(plan, tmp_path / "out", QUIET, executor=executor)
-    assert statuses(load_sweep(tmp_path / "out")) == {"size_gb=48": "complete", "size_gb=300": "pending"}
-
-
-def test_a_worker_that_writes_elsewhere_is_found_out(
-    tmp_path: Path, quick: Quick, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def elsewhere(task: Task) -> RunResult:
-        return run_task(Task(task.notebook, str(tmp_path / "not-shared"), task.parameters, task.limits, html=False))
-
-    monkeypatch.setattr("hicache_lab.sweeps.engine.run_task", elsewhere)
-    with ThreadPoolExecutor(1) as executor:
-        record = run_sweep(plan_of(tmp_path, ""), tmp_path / "out", QUIET, executor=executor)
-    assert record.points[0].error is not None
-    assert record.points[0].error.kind == "FolderNotShared"
-
-
 def test_a_notebook_that_changes_meanwhile_is_not_taken_for_the_planned_one(tmp_path: Path, quick: Quick) -> None:
     notebook = tmp_path / "mine.ipynb"
     notebook.write_bytes((NOTEBOOKS / "varying.ipynb").read_bytes())
@@ -489,7 +429,7 @@ def test_a_launch_line_is_started_used_and_stopped(tmp_path: Path) -> None:
         ("hicache_size=300", "skipped"),
         ("hicache_size=300", "skipped"),
     ]
-    assert record.points[2].verdict == "OOM_RISK"
+    assert record.points[2].decision.verdict == "OOM_RISK"
     one, two = (load_result(tmp_path / "out" / point.folder) for point in record.points[:2])
     assert "--hicache-size 48" in one.value("server_arguments")
     assert one.value("server_note") == "two words"
@@ -528,12 +468,13 @@ def test_a_server_left_by_a_killed_sweep_is_stopped(tmp_path: Path, quick: Quick
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
     try:
-        created = psutil.Process(left.pid).create_time()
-        (folder / "server.json").write_text(json.dumps({"pid": left.pid, "created": created}))
+        ours = asdict(ProcessId.of(left.pid))
+        (folder / "server.json").write_text(json.dumps(ours))
         (tmp_path / "other").mkdir()
         # the number of a process that is not ours any more
-        (tmp_path / "other" / "server.json").write_text(json.dumps({"pid": stranger.pid, "created": created - 3600}))
-        from hicache_lab.sweeps.serving import ServerHost
+        earlier = ours | {"pid": stranger.pid, "start_ticks": ours["start_ticks"] - 3600}
+        (tmp_path / "other" / "server.json").write_text(json.dumps(earlier))
+        from hicache_lab.sweeps.servers import ServerHost
 
         side = server_plan(tmp_path, "[48]").grid.server
         assert side is not None
@@ -556,7 +497,7 @@ def existing() -> Iterator[str]:
     command = [sys.executable, "-m", "sglang.launch_server", "--port", str(port)]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(STAND_IN)})
     try:
-        from hicache_lab.serving.cpu_server.process import health
+        from hicache_lab.serving.local import health
 
         wait_until(lambda: health(port) == 200)
         yield f"http://127.0.0.1:{port}"

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import http.client
 import json
-import os
-import re
-import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import psutil
-
-from hicache_lab.base.errors import HostError, ServerError, UsageError
+from hicache_lab.base.errors import UsageError
 from hicache_lab.base.files import atomic_write
+from hicache_lab.host.processes import TERM_SECONDS, ProcessId, end_group
 from hicache_lab.serving.cpu_server.environment import Environment, install
 from hicache_lab.serving.cpu_server.home import home, made
-from hicache_lab.serving.cpu_server.spec import HOST, Launch, checked_name
+from hicache_lab.serving.cpu_server.spec import Launch, checked_name
 from hicache_lab.serving.cpu_server.tiny_checkpoints import make_models
+from hicache_lab.serving.local import HOST, Progress, free_port, wait_until_ready
 from hicache_lab.sizing.tiny_models import TINY_MODELS
 
 READY_TIMEOUT_SECONDS = 420.0
-TERM_SECONDS = 15.0
-KILL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,12 @@ class Server:
     @property
     def alive(self) -> bool:
         """Whether the launcher itself still runs (a recycled pid does not count)."""
-        return _start_ticks(self.pid) == self.start_ticks and _boot_id() == self.boot_id
+        return self.process.alive
+
+    @property
+    def process(self) -> ProcessId:
+        """The launcher."""
+        return ProcessId(self.pid, self.start_ticks, self.boot_id)
 
     def log(self) -> str:
         """What it has printed so far; not trusted text."""
@@ -88,7 +87,7 @@ def start(
     home_dir: Path | None = None,
     environment: Environment | None = None,
     timeout_seconds: float = READY_TIMEOUT_SECONDS,
-    progress: Callable[[float, str], None] = lambda _seconds, _line: None,
+    progress: Progress = lambda _seconds, _line: None,
 ) -> Server:
     """Start a server and wait until /health answers 200.
 
@@ -118,7 +117,14 @@ def start(
         models = make_models(environment, home_dir=home_dir)
         server = _spawn(launch, environment, folder, models)
         try:
-            ready = _wait_until_ready(server, timeout_seconds, progress)
+            ready = wait_until_ready(
+                server.port,
+                name=f"SGLang {server.release} on port {server.port}",
+                alive=lambda: server.alive,
+                log_path=server.log_path,
+                timeout_seconds=timeout_seconds,
+                progress=progress,
+            )
         except BaseException:
             _end(server)
             (folder / "state.json").unlink(missing_ok=True)
@@ -164,7 +170,7 @@ def logs(name: str = "default", *, home_dir: Path | None = None) -> Path:
 
 
 def _spawn(launch: Launch, environment: Environment, folder: Path, models: Path) -> Server:
-    port = _free_port() if launch.port is None else _checked_port(launch.port)
+    port = free_port() if launch.port is None else _checked_port(launch.port)
     model = launch.model
     if model not in TINY_MODELS:
         path = Path(model).expanduser().absolute()
@@ -195,6 +201,7 @@ def _spawn(launch: Launch, environment: Environment, folder: Path, models: Path)
             start_new_session=True,
         )
     _children[process.pid] = process
+    started = ProcessId.of(process.pid)
     server = Server(
         launch.name,
         launch.release,
@@ -202,8 +209,8 @@ def _spawn(launch: Launch, environment: Environment, folder: Path, models: Path)
         launch.tp_size,
         port,
         process.pid,
-        _start_ticks(process.pid) or 0,
-        _boot_id(),
+        started.start_ticks,
+        started.boot_id,
         command,
         log_path,
         time.time(),
@@ -216,122 +223,12 @@ def _spawn(launch: Launch, environment: Environment, folder: Path, models: Path)
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
-def _wait_until_ready(server: Server, timeout_seconds: float, progress: Callable[[float, str], None]) -> float:
-    began = time.monotonic()
-    while True:
-        seconds = time.monotonic() - began
-        lines = server.log().splitlines()
-        if not server.alive:
-            raise ServerError(_why_it_ended(server, lines, f"ended after {seconds:.0f} s, before it was ready"))
-        if seconds > timeout_seconds:
-            raise ServerError(_why_it_ended(server, lines, f"was not ready after {timeout_seconds:.0f} s"))
-        if health(server.port) == http.client.OK:
-            return time.monotonic() - began
-        progress(seconds, next((line for line in reversed(lines) if line.startswith("[")), ""))
-        time.sleep(0.5)
-
-
-def health(port: int, timeout_seconds: float = 10.0) -> int | None:
-    """The status code of /health on a local port, or None if nothing answers."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=timeout_seconds)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
-
-
-_REASON = re.compile(r"^(?:\[[^]]*\] )?[\w.]*(?:Error|Exception): .+|^[\w. -]+: error: .+")
-
-
-def _why_it_ended(server: Server, lines: Sequence[str], what: str) -> str:
-    """SGLang's own reasons, each once, or the end of its log."""
-    reasons = list(dict.fromkeys(line for line in lines if _REASON.match(line)))
-    shown = reasons[-6:] or list(lines[-8:])
-    text = "\n  ".join(line[:500] for line in shown)
-    title = f"SGLang {server.release} on port {server.port} {what}"
-    return f"{title}; its log says:\n  {text}\nwhole log: {server.log_path}"
-
-
 def _end(server: Server, term_seconds: float = TERM_SECONDS) -> str:
-    how = _ended(server, term_seconds)
+    # 0.5.10 can loop in "Gracefully exiting" for ever: then it is killed
+    how = end_group(server.process, term_seconds)
     if (child := _children.pop(server.pid, None)) is not None:
         child.poll()  # a launcher that nobody waits for stays a zombie
     return how
-
-
-def _ended(server: Server, term_seconds: float) -> str:
-    members = _members(server)
-    if not members:
-        return "gone"
-    _signal_group(server, members, signal.SIGTERM)
-    if _all_gone(server, members, term_seconds):
-        return "TERM"
-    # 0.5.10 can loop in "Gracefully exiting" for ever
-    left = _members(server) or members
-    _signal_group(server, left, signal.SIGKILL)
-    if not _all_gone(server, left, KILL_SECONDS):
-        raise HostError(f"server {server.name}: pid {server.pid} survived KILL; see ps -o pid,stat,wchan")
-    return "KILL"
-
-
-def _members(server: Server) -> list[psutil.Process]:
-    """Living processes of the server's own group; empty if the group is not ours any more."""
-    if _boot_id() != server.boot_id:
-        return []
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if os.getpgid(process.pid) == server.pid and not _is_over(process):
-                found.append(process)
-    leader = _start_ticks(server.pid)
-    # a leader with another start time means that the number went to somebody else's group
-    return found if leader in {None, server.start_ticks} else []
-
-
-def _is_over(process: psutil.Process) -> bool:
-    """A zombie whose threads are gone too: until then its memory, here gigabytes of host pool, is not free."""
-    return process.status() == psutil.STATUS_ZOMBIE and len([*Path(f"/proc/{process.pid}/task").iterdir()]) <= 1
-
-
-def _signal_group(server: Server, members: Sequence[psutil.Process], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        if any(process.pid == server.pid for process in members):
-            os.killpg(server.pid, number)
-            return
-    for process in members:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
-
-
-def _all_gone(server: Server, members: Sequence[psutil.Process], seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not _members(server):
-            return True
-        psutil.wait_procs(members, timeout=0.2)
-    return not _members(server)
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat, or None if there is no such living process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _checked_port(port: int) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import GIB
 
-HOST = "127.0.0.1"
 _STUBS = Path(__file__).with_name("stubs")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -1,4 +1,4 @@
-"""Many traces or many configurations, on any ``concurrent.futures.Executor`` (threads, processes, Dask's)."""
+"""Many traces or many configurations, on any ``concurrent.futures.Executor`` (threads, processes)."""
 
 from __future__ import annotations
 

@@ -15,17 +15,52 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hicache_lab.base.errors import UsageError
+from hicache_lab.base.secrets import is_secret, redact
 from hicache_lab.preflight.ask import DEVICE_FACTS, OTHER_FACTS
 from hicache_lab.serving.client.problems import checked_url
 from hicache_lab.serving.cpu_server import RELEASES, Launch
-from hicache_lab.sizing.tiny_models import TINY_MODELS
+from hicache_lab.sglang.launch import LaunchConfig, launch_from_flags, parse_launch
+from hicache_lab.sizing.tiny_models import TINY_MODELS, tiny_config
 from hicache_lab.sweeps.reading import check_keys, mapping, refuse
 
 Between = Literal["keep", "flush", "restart"]
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+# stands for {port} while a line is read; no server of ours could have it
+_ANY_PORT = 1
 # memory of the host is measured where the server starts; the device is what a person has to say
 FACTS = (*DEVICE_FACTS, *OTHER_FACTS)
+
+
+@dataclass(frozen=True)
+class ServerStart:
+    """The server that a point starts, its settings in place and read once.
+
+    Attributes:
+        words: as they are recorded: a launch line with ``{port}`` in it, or release, model, ranks and flags of the CPU
+            server.
+        model: what preflight sizes: a name, or a config.json's content.
+        release: SGLang's.
+        config: the launch.
+        facts: device facts and overhead that the grid states, under their names in ``plan``.
+        cpu: what the CPU server is asked for; None for a launch line.
+    """
+
+    words: tuple[str, ...]
+    model: str | Mapping[str, Any]
+    release: str
+    config: LaunchConfig
+    facts: Mapping[str, Any]
+    cpu: Launch | None = None
+
+    def port(self, free: int) -> int:
+        """The line's own port, or ``free`` where the line leaves it open."""
+        return free if self.config.port == _ANY_PORT else self.config.port or 0
+
+    def command(self, port: int) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Environment variables and command of a launch line."""
+        return split_environment(tuple(word.replace("{port}", str(port)) for word in self.words))
 
 
 @dataclass(frozen=True)
@@ -67,6 +102,29 @@ class LaunchLine:
         """Names in the template, the port's excepted."""
         return frozenset(_PLACEHOLDER.findall(self.template)) - {"port"}
 
+    def start(self, values: Mapping[str, Any]) -> ServerStart:
+        """The line with values in place of its names.
+
+        Raises:
+            UsageError: not an SGLang launch, a --host beyond loopback, no port, or a key in the line.
+        """
+        words = render(self.template, values)
+        for word in words:
+            name = word.partition("=")[0]
+            if is_secret(name) or redact(word) != word:
+                raise UsageError(f"{name}: the line is recorded; export a key in your shell instead of writing it here")
+        config = parse_launch(
+            [word.replace("{port}", str(_ANY_PORT)) for word in words], sglang_version=self.sglang_version
+        )
+        if config.host is not None and config.host not in LOOPBACK:
+            raise UsageError(f"--host {config.host}: expected 127.0.0.1; a sweep starts servers for this machine only")
+        if config.port is None:
+            raise UsageError("launch: expected --port {port} (a free one is put in) or a fixed --port")
+        model = self.model or config.model
+        if model is None:
+            raise UsageError("launch: the line names no --model-path; give `model:` beside it")
+        return ServerStart(words, model, self.sglang_version, config, self.facts)
+
 
 @dataclass(frozen=True)
 class CpuServer:
@@ -86,9 +144,20 @@ class CpuServer:
         """Names in the flags."""
         return frozenset(_PLACEHOLDER.findall(self.flags))
 
-    def launch(self, flags: tuple[str, ...], name: str) -> Launch:
-        """What the CPU server is asked for; HiCache is on only where the flags turn it on."""
-        return Launch(self.release, model=self.model, tp_size=self.tp_size, flags=flags, hicache=False, name=name)
+    def start(self, values: Mapping[str, Any]) -> ServerStart:
+        """The flags with values in place of their names; HiCache is on only where they turn it on.
+
+        Raises:
+            UsageError: an option SGLang would not understand, or that the CPU server decides itself.
+        """
+        flags = render(self.flags, values)
+        launch = Launch(self.release, model=self.model, tp_size=self.tp_size, flags=flags, hicache=False)
+        config = launch_from_flags(
+            launch.sglang_flags, sglang_version=self.release, model=self.model, tp_size=self.tp_size
+        )
+        model = tiny_config(self.model) if self.model in TINY_MODELS else self.model
+        words = (self.release, self.model, str(self.tp_size), *flags)
+        return ServerStart(words, model, self.release, config, {"device_tokens": config.max_total_tokens}, launch)
 
 
 ServerSide = ExistingServer | LaunchLine | CpuServer
