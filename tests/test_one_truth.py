@@ -17,17 +17,12 @@ SECOND_TRUTH = re.compile(
 OPEN = {
     "forensics/cases/claims.py",
     "forensics/cases/counterfactuals.py",
-    "forensics/incident/facts.py",
-    "forensics/incident/guard_rules.py",
-    "forensics/incident/room.py",
-    "forensics/incident/sizing_rules.py",
     "forensics/logs/run.py",
     "race/scenario.py",
     "serving/client/info.py",
     "sweeps/report.py",
     "sweeps/rows.py",
     "vectors.py",
-    "views/report/sections.py",
 }
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py") if "stubs" not in path.parts}
 

@@ -7,7 +7,7 @@ import json
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_lab.base.errors import UsageError
 from hicache_lab.forensics.logs.prefix import printable
@@ -48,24 +48,45 @@ def add_facts(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="watch file, CSV, free, meminfo, vmstat, node-exporter (repeat)",
     )
-    parser.add_argument("--host-ram", metavar="SIZE", help="RAM of the host, with its unit: 449GB, 418GiB")
-    parser.add_argument("--available", metavar="SIZE", help="memory available before the launch, with its unit")
+    for name, text in _SIZES.items():
+        parser.add_argument("--" + name.replace("_", "-"), metavar="SIZE", help=text)
     parser.add_argument("--sglang-version", metavar="V", help="the release, if it is known; else the wording tells")
+    parser.add_argument(
+        "--model", metavar="M", help="a catalogue name, hub id or config.json, where the log's path is not"
+    )
+    parser.add_argument("--draft-model", metavar="M", help="a separate draft model")
+    parser.add_argument("--tp-size", type=int, metavar="N", help="ranks, where the log does not show the arguments")
+    parser.add_argument("--device-tokens", type=int, metavar="N", help="max_total_num_tokens, where the log has none")
+
+
+# flag → what it is: memory facts that files often do not tell, each with its unit
+_SIZES = {
+    "host_ram": "RAM of the host, with its unit: 449GB, 418GiB",
+    "available": "memory available before the launch, with its unit",
+    "hugepages": "reserved huge pages, e.g. 1582GiB",
+    "cgroup_limit": "memory limit of the container",
+    "overhead": "host memory of the server's processes besides the pools, e.g. 40GB",
+}
+
+
+def stated_facts(args: argparse.Namespace) -> dict[str, Any]:
+    """What the user says beside the files, by the names of ``Stated``."""
+    from hicache_lab.base.units import parse_bytes
+
+    sizes = {
+        f"{name}_bytes": parse_bytes(text, what="--" + name.replace("_", "-"))
+        for name in _SIZES
+        if (text := getattr(args, name))
+    }
+    others = {name: getattr(args, name) for name in ("model", "draft_model", "tp_size", "device_tokens")}
+    return {**sizes, **others, "release": args.sglang_version}
 
 
 def gather_from(args: argparse.Namespace, logs: list[str]) -> Facts:
     """The facts the arguments name."""
-    from hicache_lab.base.units import parse_bytes
     from hicache_lab.forensics.incident import gather
 
-    return gather(
-        logs,
-        kernel_logs=args.kernel_log,
-        memory=args.memory,
-        host_ram_bytes=parse_bytes(args.host_ram, what="--host-ram") if args.host_ram else None,
-        available_bytes=parse_bytes(args.available, what="--available") if args.available else None,
-        release=args.sglang_version,
-    )
+    return gather(logs, kernel_logs=args.kernel_log, memory=args.memory, **stated_facts(args))
 
 
 def run(command: str, args: argparse.Namespace) -> int:
@@ -132,7 +153,6 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from hicache_lab.base.units import parse_bytes
     from hicache_lab.views.report import postmortem, run_report, to_document, write_report
 
     first = Path(args.targets[0])
@@ -150,9 +170,7 @@ def _report(args: argparse.Namespace) -> int:
             memory=args.memory,
             title=args.title,
             timezone=args.timezone,
-            host_ram_bytes=parse_bytes(args.host_ram, what="--host-ram") if args.host_ram else None,
-            available_bytes=parse_bytes(args.available, what="--available") if args.available else None,
-            release=args.sglang_version,
+            **stated_facts(args),
         )
         name, document = "postmortem", to_document(post)
         folder = args.output or Path("reports") / (

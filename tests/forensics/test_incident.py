@@ -15,9 +15,11 @@ from hicache_lab.forensics.incident import RULES, Diagnosis, Facts, diagnose, ga
 from hicache_lab.forensics.incident.kernel import read_kernel_log
 from hicache_lab.forensics.incident.timeline import timeline
 from hicache_lab.forensics.incident.watch import CrashSafeFile, process_share, samples
+from hicache_lab.preflight import advise, ask, assess
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "logs"
 SEED = data_dir() / "incidents" / "kimi-k25-hicache-300"
+TINY_LLAMA = str(data_dir() / "tiny_models" / "tiny-llama.json")
 AT = "[2026-01-02 03:04:{:02d} {}] "
 
 
@@ -71,20 +73,30 @@ def test_the_seed_incident() -> None:
 def test_real_two_rank_log_overcommits_and_smaller_one_does_not() -> None:
     log = str(FIXTURES / "0.5.10-guard-tp2-size6-touched.server.log")
     assert found(log) == [("aggregate_overcommit", "cause")]
-    d = result(log, memory=[str(FIXTURES / "0.5.10-guard-tp2-size6-touched.memory.csv")])
+    series = [str(FIXTURES / "0.5.10-guard-tp2-size6-touched.memory.csv")]
+    d = result(log, memory=series, model=TINY_LLAMA)
     assert d.first is not None
     assert (d.first.cause, d.first.confidence) == ("aggregate_overcommit", "high")
-    assert "--hicache-size 5 at most" in d.first.remedy
+    assert d.first.remedy.startswith("--hicache-size 4 (2 ranks take 8.0 GB in all)")
+    assert "the bound, with only the 10 GiB reserve left: --hicache-size 5" in d.first.remedy
+    assert "every release from 0.5.10 to 0.5.12 that could have printed this log" in d.first.remedy
+    # the model's path in the log is not one of the catalogue: no size is named, and the reader learns what to give
+    first = result(log, memory=series).first
+    assert first is not None
+    assert "the shape of the model 'modelsw/tiny-llama' (--model names one" in first.remedy
+    assert "all host pools of this host together at most 10.79 GB" in first.remedy
+    assert "--hicache-size" not in first.remedy
     assert found(str(FIXTURES / "0.5.10-guard-tp2-size5.server.log")) == []
 
 
 def test_real_refusals_say_what_their_number_means() -> None:
-    d = result(str(FIXTURES / "0.5.23-guard-tp2-size5.server.log"))
+    d = result(str(FIXTURES / "0.5.23-guard-tp2-size5.server.log"), model=TINY_LLAMA)
     assert d.first is not None
     assert d.first.cause == "guard_refusal"
     assert "one rank's share" in d.first.explanation
     assert "8.70 GB" in d.first.explanation
-    assert d.first.remedy.startswith("--hicache-size 4 or less")
+    # 4 would pass if both ranks look at once; 8.70 / 3 = 2.9 GB pass in whatever order they look
+    assert d.first.remedy.startswith("--hicache-size 2 (2 ranks take 4.0 GB in all)")
 
 
 @pytest.mark.parametrize(
@@ -166,13 +178,23 @@ def test_side_pool_refused_on_top_of_the_flag(tmp_path: Path) -> None:
     first = result(log).first
     assert first is not None
     assert "150.00 GB of KV pools and then 34.38 GB of dsa_indexer, which the check refused" in first.explanation
-    # (20 free + 150 given) / (1 + 34.38/150)
-    assert first.remedy == "--hicache-size 138 or less per rank, the other pools counted (1.23 × the flag)"
-    other = server(tmp_path, pool("TP0", 150), pool("TP1", 150), side, args="tp_size=2, hicache_size=150")
-    first = result(other, release="0.5.14").first
+    assert "the shape of the model 'm'" in first.remedy
+    # what the rank held by then, 150 GB and 10 GB free, was there for its pools; the indexer is counted
+    asked = ask("deepseek-v3.2", "0.5.14", tp_size=1, page_size=64, hicache_size=150, available="170.73GB")
+    indexer = assess(asked).ranks[0].pools[1].requested_bytes
+    side = side.replace("34.38", f"{indexer / GB:.2f}").replace("20.00 GB", "10.00 GB")
+    log = server(tmp_path, pool("TP0", 150), side, args="tp_size=1, page_size=64, hicache_size=150", name="b.log")
+    first = result(log, release="0.5.14", model="deepseek-v3.2").first
     assert first is not None
-    assert "--hicache-size 69 or less per rank" in first.remedy
-    assert "up to 130 if all pools shown were in memory by then" in first.remedy
+    comfortable, bound = advise(asked).size_gb, advise(asked, accepted=("FITS", "TIGHT")).size_gb
+    assert comfortable is not None
+    assert bound == int(160 / (1 + indexer / (150 * GB)))
+    assert first.remedy.startswith(f"--hicache-size {comfortable} (")
+    assert f"the bound, with only the 10 GiB reserve left: --hicache-size {bound}" in first.remedy
+    # another model keeps no indexer: what the log shows is not explained, and no size is named
+    first = result(log, release="0.5.14", model="deepseek-v3").first
+    assert first is not None
+    assert f"what explains the {150 + indexer / GB:.2f} GB of host pools that one rank asked for" in first.remedy
 
 
 def test_pools_larger_than_the_whole_host_need_no_series(tmp_path: Path) -> None:
@@ -298,7 +320,9 @@ def test_a_folder_and_a_heap_of_files_are_sorted_by_their_content(
     first = result(str(tmp_path)).first
     assert first is not None
     assert "there are 449.00 GB (memory samples)" in first.explanation
-    assert "--hicache-size 54 at most (8 × 54 GB = 432 GB of 449.00 GB there in all" in first.remedy
+    # the wording leaves releases that take a power of two for each pool
+    assert first.remedy.startswith("--hicache-size 34 (8 ranks take 274.9 GB in all)")
+    assert "taken for available: all RAM (--available states what was)" in first.remedy
 
 
 def test_a_server_log_in_a_folder_needs_no_name(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """From logs, kernel lines and memory samples to one timeline and a ranked diagnosis with its evidence."""
 
 from hicache_lab.forensics.incident.diagnosis import RULES, Diagnosis, diagnose
-from hicache_lab.forensics.incident.facts import Evidence, Facts, gather, run_facts
+from hicache_lab.forensics.incident.facts import Evidence, Facts, gather
 from hicache_lab.forensics.incident.findings import Finding
+from hicache_lab.forensics.incident.launches import run_facts
 from hicache_lab.forensics.incident.memory import Sample, read_memory
 
 __all__ = [

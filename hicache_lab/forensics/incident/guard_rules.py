@@ -5,89 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hicache_lab.base.units import GB, format_both, format_gb
-from hicache_lab.forensics.incident.facts import Amount, Evidence, RunFacts
-from hicache_lab.forensics.incident.findings import Confidence, Finding
+from hicache_lab.forensics.incident.findings import AFTERMATH, MEMORY_END, Confidence, Symptom, quotes, rule
+from hicache_lab.forensics.incident.launches import KV, NOTICEABLE, RunFacts
 from hicache_lab.forensics.incident.oom_reports import teller_of
-from hicache_lab.forensics.incident.room import (
-    KV,
-    NOTICEABLE,
-    refused_pools,
-    safe_size,
-    side_factor,
-    size_after_refusal,
-    size_for,
-    stopped_early,
-)
 from hicache_lab.forensics.logs import events as ev
-from hicache_lab.sglang.releases import first_release_with
+from hicache_lab.sizing.guard import beyond_reserve_bytes
 
 
-def guard_meaning(seen: RunFacts, refusal: ev.HostRefusal) -> str:
-    """What the free amount of a refusal is, in the releases that could have printed it."""
-    ranks = seen.run.ranks or 1
-    divides, shown = seen.rule("guard_divides_by_ranks"), seen.rule("shown")
-    requested, free = refusal.requested_bytes, refusal.free_bytes
-    if divides is True:
-        known = ranks if seen.run.ranks else None
-        if known and free is not None:
-            return (
-                f"In {seen.release} the free amount is one rank's share: (available − 10 GiB) / {known} ranks on "
-                f"this host, "
-                f"so all of them together may take {format_gb(free * known)} and about "
-                f"{format_gb(free * known + seen.reserve_bytes)} were available"
-            )
-        return f"In {seen.release} the free amount is one rank's share: (available − 10 GiB) / ranks on this host"
-    if shown == "available" or (requested is not None and free is not None and requested <= free):
-        kept = f": {format_gb(free - seen.reserve_bytes)} could be taken" if free is not None else ""
-        return f"The free amount is what was available; the 10 GiB reserve is kept back but not subtracted in it{kept}"
-    if divides is False and shown == "allowance":
-        whole = f" ({format_gb(free + seen.reserve_bytes)} were available)" if free is not None else ""
-        return f"In {seen.release} the free amount is the host's available memory − 10 GiB, not divided by ranks{whole}"
-    since = first_release_with("guard_divides_by_ranks", True)
-    return (
-        f"What the free amount means depends on the release, which the log does not tell: the host's available "
-        f"memory up "
-        f"to 0.4.9, that − 10 GiB before {since}, one rank's share from {since} on (--sglang-version states it)"
-    )
-
-
-def guard_refusal(seen: RunFacts) -> Iterator[Finding]:
-    """The server's own check refused a pool."""
-    refusals = refused_pools(seen)
-    if not refusals:
-        return
-    first, ranks = refusals[0], seen.run.ranks or 1
-    who = sorted({refusal.rank.label or "the scheduler" for refusal in refusals})
-    asked, free = first.requested_bytes, first.free_bytes
-    if asked is None or free is None:
-        numbers = "No memory is left for the host tier after the reserve"
-        remedy = "free host memory, or launch without --enable-hierarchical-cache"
-    else:
-        numbers = (
-            f"The check before the allocation refused {format_gb(asked)} with {format_gb(free)} free ({', '.join(who)})"
-        )
-        if seen.run.host_pools and seen.run.host_pools[0].rank == first.rank:
-            numbers += f"; {first.pool} comes on top of the flag"
-        remedy = size_after_refusal(seen, first)
-        if seen.rule("guard_divides_by_ranks") is True and ranks > 1 and first.pool in KV:
-            total = (
-                f" A host of this kind needs {format_both(asked * ranks + seen.reserve_bytes)} available for "
-                f"the size asked."
-            )
-            remedy += "." + total
-    yield Finding(
-        "guard_refusal",
-        seen.run.index,
-        "high",
-        tuple(Evidence.of(refusal) for refusal in refusals[:16]) + seen.size_evidence,
-        f"{numbers}. {guard_meaning(seen, first)}.",
-        remedy,
-    )
-
-
-def staggered_refusal(seen: RunFacts) -> Iterator[Finding]:
+@rule(20, "ranks refused after others had been given the same size", explains=AFTERMATH | {"guard_refusal"})
+def staggered_refusal(launch: RunFacts) -> Iterator[Symptom]:
     """Some ranks got their pool and others, looking later, were refused the same size."""
-    refusals, pools = refused_pools(seen), seen.run.host_pools
+    refusals, pools = launch.refusals, launch.run.host_pools
     passed = {pool.rank for pool in pools if pool.pool in KV}
     late = [r for r in refusals if r.rank not in passed and r.requested_bytes]
     if not passed or not late or len({pool.rank for pool in pools} | {r.rank for r in late}) < 2:
@@ -96,223 +24,233 @@ def staggered_refusal(seen: RunFacts) -> Iterator[Finding]:
     same = [pool for pool in pools if abs(pool.bytes - asked) <= GB // 100]
     if not same:
         return
-    ranks = seen.run.ranks or len(passed) + len({r.rank for r in late})
-    yield Finding(
-        "staggered_refusal",
-        seen.run.index,
+    yield Symptom(
         "high",
-        tuple(Evidence.of(event) for event in (*same[:8], *late[:8])),
-        f"{len(same)} rank(s) were given {format_gb(asked)} and {len({r.rank for r in late})} were refused the "
-        f"same: each rank "
-        f"looks at the machine when it comes to it, and the memory the others had taken by then was gone. "
-        f"{guard_meaning(seen, late[0])}. "
-        "The same launch can pass on another day.",
-        f"leave room for the ranks that look last: {safe_size(seen, ranks)}",
+        quotes(same) + quotes(late),
+        f"{len(same)} rank(s) were given {format_gb(asked)} and {len({r.rank for r in late})} were refused the same: "
+        "each rank looks at the machine when it comes to it, and the memory the others had taken by then was gone. "
+        f"{launch.free_amount(late[0]).meaning}. The same launch can pass on another day.",
+        f"leave room for the ranks that look last: {launch.question.remedy}",
     )
 
 
-def container_limit(seen: RunFacts) -> Iterator[Finding]:
+@rule(
+    30,
+    "reserved, unused huge pages beside a refusal or a kill",
+    explains=MEMORY_END,
+    shares=frozenset({"guard_refusal"}),
+)
+def hugepages(launch: RunFacts) -> Iterator[Symptom]:
+    """Reserved huge pages are memory that the check does not see."""
+    reserved = launch.facts.hugepages
+    refusals = [r for r in launch.refusals if r.requested_bytes is not None and r.free_bytes is not None]
+    if reserved is None or reserved.bytes < NOTICEABLE or not (refusals or launch.was_killed):
+        return
+    confidence: Confidence = "medium"
+    missing = ""
+    if refusals:
+        short = _missing_in_the_check(launch, refusals[0])
+        confidence = "high" if reserved.bytes >= short else "low"
+        missing = f" {format_gb(short)} were missing in the check."
+    yield Symptom(
+        confidence,
+        reserved.evidence + quotes(refusals, 4) + quotes(launch.kills, 4),
+        f"{format_both(reserved.bytes)} are reserved as huge pages and unused. MemAvailable, from which the check "
+        f"starts, does not count them, and ordinary allocations cannot use them.{missing}",
+        "release the reservation before the launch: sysctl vm.nr_hugepages=0 (and the sizes below "
+        "/sys/kernel/mm/hugepages), or have the server use it where the release can",
+    )
+
+
+def _missing_in_the_check(launch: RunFacts, refusal: ev.HostRefusal) -> int:
+    """Bytes of available memory with which the refused request would have passed."""
+    requested, free = refusal.requested_bytes or 0, refusal.free_bytes or 0
+    budget = launch.budget(0)
+    allowed = launch.free_amount(refusal).all_ranks_bytes
+    together = requested * (budget.divisor if budget is not None else 1)
+    return together - (free if allowed is None else allowed)
+
+
+@rule(
+    40,
+    "a kill inside a control group, or a container's limit below the host's memory",
+    explains=MEMORY_END,
+    shares=frozenset({"guard_refusal", "aggregate_overcommit"}),
+)
+def container_limit(launch: RunFacts) -> Iterator[Symptom]:
     """A control group's limit bounds the server, not the host's RAM."""
-    limit, total = seen.facts.container_limit, seen.facts.total
-    kills = [kill for kill in seen.kills if kill.cgroup]
-    headroom = [s for s in seen.run.of(ev.HostSizing) if s.cgroup_bytes is not None and s.host_bytes is not None]
-    binding = [s for s in headroom if (s.cgroup_bytes or 0) < (s.host_bytes or 0)]
-    refused = bool(refused_pools(seen))
-    too_small = (
-        limit is not None
-        and (total is None or limit.bytes < total.bytes)
-        and seen.run.projected_host_bytes > limit.bytes
-    )
-    if not kills and not too_small and not (binding and refused):
+    limit, total, taken = launch.facts.container_limit, launch.facts.total, launch.run.projected_host_bytes
+    kills = [kill for kill in launch.kills if kill.cgroup]
+    binding = [
+        sizing
+        for sizing in launch.run.of(ev.HostSizing)
+        if sizing.cgroup_bytes is not None and sizing.host_bytes is not None and sizing.cgroup_bytes < sizing.host_bytes
+    ]
+    too_small = limit is not None and (total is None or limit.bytes < total.bytes) and taken > limit.bytes
+    if not kills and not too_small and not (binding and launch.refusals):
         return
     known = f" of {format_both(limit.bytes)}" if limit is not None else ""
     host = f"; the host has {format_gb(total.bytes)}" if total is not None else ""
     if kills:
         text = f"The kernel killed inside a control group that had reached its limit{known}{host}."
     elif binding:
-        one = binding[0]
+        left, there = binding[0].cgroup_bytes or 0, binding[0].host_bytes or 0
         text = (
-            f"The container leaves {format_gb(one.cgroup_bytes or 0)} while the host has "
-            f"{format_gb(one.host_bytes or 0)} "
-            "available: the check went by the container."
+            f"The container leaves {format_gb(left)} while the host has {format_gb(there)} available: "
+            "the check went by the container."
         )
     else:
-        text = (
-            f"The host pools together take {format_both(seen.run.projected_host_bytes)}; the container's limit "
-            f"is{known}{host}."
-        )
-    blind = seen.rule("guard_reads_cgroup") is False
-    if blind:
-        text += f" {seen.release} does not look at containers: its check compared with the whole host."
-    evidence = (
-        tuple(Evidence.of(e) for e in (*kills[:8], *binding[:4]))
-        + (limit.evidence if limit else ())
-        + seen.pool_evidence
-    )
-    yield Finding(
-        "container_limit",
-        seen.run.index,
+        text = f"The host pools together take {format_both(taken)}; the container's limit is{known}{host}."
+    if launch.rule("guard_reads_cgroup") is False:
+        text += f" {launch.release} does not look at containers: its check compared with the whole host."
+    yield Symptom(
         "high" if kills or binding else "medium",
-        evidence,
+        quotes(kills) + quotes(binding, 4) + (limit.evidence if limit else ()) + launch.pool_evidence,
         text,
-        f"raise the container's memory limit, or size by it: {_by_limit(seen, limit)}",
+        f"raise the container's memory limit, or size by it: {launch.question.remedy}",
     )
 
 
-def _by_limit(seen: RunFacts, limit: Amount | None) -> str:
-    ranks = seen.run.ranks
-    if limit is None or not ranks:
-        return "(limit − the server's own memory − 10 GiB) / ranks, in GB"
-    size = size_for(round((limit.bytes - seen.reserve_bytes) / side_factor(seen)), ranks)
-    return f"--hicache-size {size} at most, less what the server itself takes"
-
-
-def hugepages(seen: RunFacts) -> Iterator[Finding]:
-    """Reserved huge pages are memory that the check does not see."""
-    reserved = seen.facts.hugepages
-    refusals = [r for r in refused_pools(seen) if r.requested_bytes is not None and r.free_bytes is not None]
-    if reserved is None or reserved.bytes < NOTICEABLE or not (refusals or seen.was_killed):
+@rule(50, "SGLang's own refusal of a host pool", explains=AFTERMATH)
+def guard_refusal(launch: RunFacts) -> Iterator[Symptom]:
+    """The server's own check refused a pool."""
+    if not launch.refusals:
         return
-    evidence = (
-        reserved.evidence + tuple(Evidence.of(r) for r in refusals[:4]) + tuple(Evidence.of(k) for k in seen.kills[:4])
-    )
-    confidence: Confidence = "medium"
-    missing = ""
-    if refusals:
-        ranks = (seen.run.ranks or 1) if seen.rule("guard_divides_by_ranks") else 1
-        short = ((refusals[0].requested_bytes or 0) - (refusals[0].free_bytes or 0)) * ranks
-        confidence = "high" if reserved.bytes >= short else "low"
-        missing = f" {format_gb(short)} were missing in the check."
-    yield Finding(
-        "hugepages",
-        seen.run.index,
-        confidence,
-        evidence,
-        f"{format_both(reserved.bytes)} are reserved as huge pages and unused. MemAvailable, from which the check "
-        f"starts, does "
-        f"not count them, and ordinary allocations cannot use them.{missing}",
-        "release the reservation before the launch: sysctl vm.nr_hugepages=0 (and the sizes below "
-        "/sys/kernel/mm/hugepages), or have the server use it where the release can",
+    first = launch.refusals[0]
+    who = ", ".join(sorted({refusal.rank.label or "the scheduler" for refusal in launch.refusals}))
+    asked, free = first.requested_bytes, first.free_bytes
+    if asked is None or free is None:
+        numbers = "No memory is left for the host tier after the reserve"
+        remedy = "free host memory, or launch without --enable-hierarchical-cache"
+    else:
+        numbers = f"The check before the allocation refused {format_gb(asked)} with {format_gb(free)} free ({who})"
+        if launch.run.host_pools and launch.run.host_pools[0].rank == first.rank:
+            numbers += f"; {first.pool} comes on top of the flag"
+        remedy = f"{launch.question.remedy}{_needed(launch)}"
+    yield Symptom(
+        "high",
+        quotes(launch.refusals, 16) + launch.size_evidence,
+        f"{numbers}. {launch.free_amount(first).meaning}.",
+        remedy,
     )
 
 
-def pinning_failure(seen: RunFacts) -> Iterator[Finding]:
+def _needed(launch: RunFacts) -> str:
+    """The host on which the size that was asked for would leave the reserve."""
+    answer = launch.question.answer
+    if answer is None or answer.over_reserve_bytes is None or answer.over_reserve_bytes >= 0:
+        return ""
+    needed = (answer.question.limit_bytes or 0) - answer.over_reserve_bytes
+    return f". A host of this kind needs {format_both(needed)} available for the size asked."
+
+
+@rule(100, "a failed cudaHostRegister or pinned allocation", explains=AFTERMATH)
+def pinning_failure(launch: RunFacts) -> Iterator[Symptom]:
     """The driver refused to pin the host pool."""
-    events = list(seen.run.of(ev.PinFailure))
+    events = list(launch.run.of(ev.PinFailure))
     if not events:
         return
     size = next((event.size_bytes for event in events if event.size_bytes), None)
     of = f" of {format_both(size)}" if size else ""
-    yield Finding(
-        "pinning_failure",
-        seen.run.index,
+    yield Symptom(
         "high",
-        tuple(Evidence.of(event) for event in events[:8]),
-        f"Pinning host memory{of} for the GPU failed. The size itself was accepted; the driver, the container's "
-        f"memlock "
-        "limit or a virtual machine's limit on pinned memory refused it.",
-        "check ulimit -l (container: --ulimit memlock=-1), nvidia-smi and the driver's messages in dmesg; try a "
-        "smaller "
-        "--hicache-size to see whether the size matters",
+        quotes(events),
+        f"Pinning host memory{of} for the GPU failed. The size itself was accepted; "
+        "the driver, the container's memlock limit or a virtual machine's limit on pinned memory refused it.",
+        "check ulimit -l (container: --ulimit memlock=-1), nvidia-smi and the driver's messages in dmesg; "
+        "try a smaller --hicache-size to see whether the size matters",
     )
 
 
-def kernel_oom_kill(seen: RunFacts) -> Iterator[Finding]:
+@rule(120, "a kernel OOM line, or exit code -9 or 137", explains=AFTERMATH)
+def kernel_oom_kill(launch: RunFacts) -> Iterator[Symptom]:
     """The kernel's own line, or exit code −9 / 137."""
-    if not seen.was_killed:
-        yield from _distant_kill(seen)
+    if not launch.was_killed:
+        yield from _distant_kill(launch)
         return
-    if seen.kills:
-        held = [kill.resident_bytes for kill in seen.kills if kill.resident_bytes]
-        most = f", the largest holding {format_both(max(held))}" if held else ""
-        scope = " in a control group" if any(kill.cgroup for kill in seen.kills) else ""
-        names = ", ".join(sorted({kill.comm for kill in seen.kills if kill.comm}))
-        named = f" ({names})" if names else ""
-        text = f"The kernel ran out of memory{scope} and killed {len(seen.kills)} process(es){named}{most}."
-        confidence: Confidence = "high"
-        if seen.kill_shift:
-            confidence = "medium"
-            hours = seen.kill_shift.total_seconds() / 3600
-            text += (
-                f" By the clock of the kernel log that was {abs(hours):g} h {'before' if hours > 0 else 'after'} the "
-                f"end of the server log: taken for two time zones."
-            )
-        tellers = sorted({teller for kill in seen.kills if (teller := teller_of(kill)) is not None})
-        if tellers:
-            confidence = "medium"
-            verb = "tell" if len(tellers) > 1 else "tells"
-            text += (
-                f" That is what {' and '.join(tellers)} {verb}; the node's own kernel log (dmesg -T) says which "
-                f"process, how large, and whose limit."
-            )
-    else:
-        codes = sorted({death.exit_code for death in seen.deaths if death.exit_code is not None})
-        text = (
-            f"{len(seen.deaths)} process(es) ended with exit code {', '.join(map(str, codes))}: SIGKILL. Without "
-            f"the kernel's log "
-            "it is not certain that the kernel sent it."
-        )
-        confidence = "medium"
-    pools, limit = seen.run.projected_host_bytes, seen.limit
-    if pools >= NOTICEABLE and limit is not None and pools < limit.bytes - seen.reserve_bytes:
+    text, confidence = _kills_in_words(launch) if launch.kills else _deaths_in_words(launch)
+    pools, limit = launch.run.projected_host_bytes, launch.limit
+    if limit is not None and NOTICEABLE <= pools < beyond_reserve_bytes(limit.bytes):
         text += (
-            f" The host pools alone ({format_gb(pools)}) fit {limit}: something else took memory, or a container's "
-            f"limit is lower (/sys/fs/cgroup/memory.max, kubectl describe pod)."
+            f" The host pools alone ({format_gb(pools)}) fit {limit}: something else took memory, "
+            "or a container's limit is lower (/sys/fs/cgroup/memory.max, kubectl describe pod)."
         )
-    evidence = tuple(Evidence.of(e) for e in (*seen.kills[:8], *seen.deaths[:8]))
-    if seen.exhausted is not None:
-        evidence += (Evidence.of(seen.exhausted),)
-    yield Finding(
-        "kernel_oom_kill",
-        seen.run.index,
+    yield Symptom(
         confidence,
-        evidence,
+        launch.memory_evidence,
         text,
-        "find what took the memory (the findings before this one); pass the kernel log with --kernel-log and a "
-        "memory series with --memory",
+        "find what took the memory (the findings before this one); "
+        "pass the kernel log with --kernel-log and a memory series with --memory",
     )
 
 
-def _distant_kill(seen: RunFacts) -> Iterator[Finding]:
-    kills = seen.distant_kills
-    if not kills or kills[0].at is None or seen.run.last is None:
+def _kills_in_words(launch: RunFacts) -> tuple[str, Confidence]:
+    kills = launch.kills
+    confidence: Confidence = "high"
+    held = [kill.resident_bytes for kill in kills if kill.resident_bytes]
+    most = f", the largest holding {format_both(max(held))}" if held else ""
+    scope = " in a control group" if any(kill.cgroup for kill in kills) else ""
+    names = ", ".join(sorted({kill.comm for kill in kills if kill.comm}))
+    named = f" ({names})" if names else ""
+    text = f"The kernel ran out of memory{scope} and killed {len(kills)} process(es){named}{most}."
+    if launch.kill_shift:
+        confidence = "medium"
+        hours = launch.kill_shift.total_seconds() / 3600
+        text += (
+            f" By the clock of the kernel log that was {abs(hours):g} h {'before' if hours > 0 else 'after'} "
+            "the end of the server log: taken for two time zones."
+        )
+    reporters = sorted({reporter for kill in kills if (reporter := teller_of(kill)) is not None})
+    if reporters:
+        confidence = "medium"
+        text += (
+            f" That is what {' and '.join(reporters)} {'tell' if len(reporters) > 1 else 'tells'}; "
+            "the node's own kernel log (dmesg -T) says which process, how large, and whose limit."
+        )
+    return text, confidence
+
+
+def _deaths_in_words(launch: RunFacts) -> tuple[str, Confidence]:
+    codes = sorted({death.exit_code for death in launch.deaths if death.exit_code is not None})
+    text = (
+        f"{len(launch.deaths)} process(es) ended with exit code {', '.join(map(str, codes))}: SIGKILL. "
+        "Without the kernel's log it is not certain that the kernel sent it."
+    )
+    return text, "medium"
+
+
+def _distant_kill(launch: RunFacts) -> Iterator[Symptom]:
+    kills, last = launch.distant_kills, launch.run.last
+    if not kills or kills[0].at is None or last is None:
         return
-    yield Finding(
-        "kernel_oom_kill",
-        seen.run.index,
+    yield Symptom(
         "low",
-        tuple(Evidence.of(kill) for kill in kills[:8]),
+        quotes(kills),
         f"The kernel killed {len(kills)} process(es) of such a server, the first at {kills[0].at:%Y-%m-%d %H:%M:%S}; "
-        f"the server log ends at {seen.run.last:%Y-%m-%d %H:%M:%S}, and no difference of time zones "
-        f"brings them together.",
+        f"the server log ends at {last:%Y-%m-%d %H:%M:%S}, and no difference of time zones brings them together.",
         "find out whether this is the launch that was killed: compare the clocks of both logs and the process ids",
         "note",
     )
 
 
-def stopped_during_allocation(seen: RunFacts) -> Iterator[Finding]:
+@rule(160, "a log that ends while host pools are allocated")
+def stopped_during_allocation(launch: RunFacts) -> Iterator[Symptom]:
     """The log ends right after host pools were asked for: nothing says why."""
-    if not stopped_early(seen) or seen.was_killed or refused_pools(seen):
+    run, size, ranks = launch.run, launch.size_gb, launch.run.ranks
+    if not launch.stopped_early or launch.was_killed or launch.refusals:
         return
     failed = ("failure", "pin_failure", "gpu_oom", "host_smaller", "process_death", "token_shortage")
-    if any(seen.run.counts[kind] for kind in failed) or seen.run.projected_host_bytes < NOTICEABLE:
+    if any(run.counts[kind] for kind in failed) or run.projected_host_bytes < NOTICEABLE:
         return
-    if any(e.kind == "access" for e in seen.run.events) or seen.run.batches.prefill:
+    if any(event.kind == "access" for event in run.events) or run.batches.prefill:
         return
-    yield Finding(
-        "stopped_during_allocation",
-        seen.run.index,
+    per_rank = f" ({ranks} × {size:g} GB: the flag is per rank)" if size and ranks and ranks > 1 else ""
+    yield Symptom(
         "low",
-        seen.pool_evidence[-4:],
-        f"The log of this launch ends after host pools of {format_both(seen.run.projected_host_bytes)} were asked "
-        f"for{_per_rank(seen)}, and the "
-        "server never became ready. A kernel kill leaves no line in the log of its victim; so do a lost terminal "
-        "and a cut file.",
-        "look for the kill: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod (exit code 137), and "
-        "give it with --kernel-log",
+        launch.pool_evidence[-4:],
+        f"The log of this launch ends after host pools of {format_both(run.projected_host_bytes)} were asked "
+        f"for{per_rank}, and the server never became ready. A kernel kill leaves no line in the log of its victim; "
+        "so do a lost terminal and a cut file.",
+        "look for the kill: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod (exit code 137), "
+        "and give it with --kernel-log",
     )
-
-
-def _per_rank(seen: RunFacts) -> str:
-    ranks = seen.run.ranks
-    return f" ({ranks} × {seen.size_gb:g} GB: the flag is per rank)" if seen.size_gb and ranks and ranks > 1 else ""

@@ -2,223 +2,204 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from hicache_lab.base.units import GB, format_both, format_gb
-from hicache_lab.forensics.incident.facts import Evidence, RunFacts
-from hicache_lab.forensics.incident.findings import Confidence, Finding
-from hicache_lab.forensics.incident.room import (
-    KV,
-    NOTICEABLE,
-    failed_early,
-    memory_evidence,
-    outcome,
-    refused_pools,
-    safe_size,
-    size_after_refusal,
-)
+from hicache_lab.forensics.incident.findings import AFTERMATH, MEMORY_END, Symptom, quotes, rule
+from hicache_lab.forensics.incident.launches import KV, NOTICEABLE, RunFacts
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.sglang.releases import first_release_with
+from hicache_lab.sizing.guard import RESERVE_TEXT, beyond_reserve_bytes, divides_since, exact_since
 
 
-def per_rank_size(seen: RunFacts) -> Iterator[Finding]:
+@rule(
+    10,
+    "a --hicache-size that fits the host once but not once for every rank",
+    explains=MEMORY_END,
+    shares=frozenset({"aggregate_overcommit", "side_pools", "power_of_two_rounding", "container_limit"}),
+)
+def per_rank_size(launch: RunFacts) -> Iterator[Symptom]:
     """A size that fits the host once and was taken by every rank."""
-    size, ranks = seen.size_gb, seen.run.ranks
-    refused = any(True for _ in seen.run.of(ev.HostRefusal))
-    if size is None or ranks is None or ranks < 2 or refused:
+    size, ranks = launch.size_gb, launch.run.ranks
+    if size is None or ranks is None or ranks < 2 or launch.refusals:
         return
     one, total = round(size * GB), round(size * GB * ranks)
-    limit = seen.limit or seen.available
-    evidence = seen.size_evidence + seen.pool_evidence + memory_evidence(seen)
+    limit = launch.limit or launch.available
+    evidence = launch.size_evidence + launch.pool_evidence + launch.memory_evidence
     arithmetic = f"--hicache-size is GB (1e9 bytes) for each rank: {ranks} × {size:g} GB = {format_both(total)}"
     if limit is None:
         other = ("failure", "pin_failure", "gpu_oom", "host_smaller", "token_shortage")
-        unexplained = failed_early(seen) and not any(seen.run.counts[kind] for kind in other)
-        if not seen.was_killed and not unexplained:
-            return
-        yield Finding(
-            "per_rank_size",
-            seen.run.index,
-            "medium" if seen.was_killed else "low",
-            evidence,
-            f"{arithmetic}. How much RAM the host has is not in what was given (--host-ram states it).{outcome(seen)}",
-            f"divide the total that was meant by {ranks}; {safe_size(seen, ranks)}",
-        )
+        unexplained = launch.failed_early and not any(launch.run.counts[kind] for kind in other)
+        if launch.was_killed or unexplained:
+            yield Symptom(
+                "medium" if launch.was_killed else "low",
+                evidence,
+                f"{arithmetic}. How much RAM the host has is not in what was given (--host-ram states it)."
+                f"{launch.ending}",
+                f"divide the total that was meant by {ranks}; {launch.question.remedy}",
+            )
         return
     if not one <= limit.bytes < total:
         return
-    certain = seen.was_killed or seen.exhausted is not None
-    yield Finding(
-        "per_rank_size",
-        seen.run.index,
-        "high" if certain else "medium",
+    yield Symptom(
+        "high" if launch.was_killed or launch.exhausted is not None else "medium",
         evidence + limit.evidence,
         f"{arithmetic}; there are {limit}. {size:g} GB fit as a total and not {ranks} times."
-        f"{_guard_story(seen, one)}{outcome(seen)}",
-        safe_size(seen, ranks),
+        f"{_how_the_check_passed(launch, one)}{launch.ending}",
+        launch.question.remedy,
     )
 
 
-def _guard_story(seen: RunFacts, one: int) -> str:
-    if seen.rule("guard_divides_by_ranks") is not False or seen.available is None:
+def _how_the_check_passed(launch: RunFacts, one: int) -> str:
+    budget = launch.budget(launch.available.bytes) if launch.available is not None else None
+    if budget is None or budget.divides or one > budget.budget_bytes:
         return ""
-    allowed = seen.available.bytes - seen.reserve_bytes
-    if one > allowed:
-        return ""
-    since = first_release_with("guard_divides_by_ranks", True)
     return (
-        f" In {seen.release} each rank compares its own {format_gb(one)} with {format_gb(allowed)} "
-        f"({format_gb(seen.available.bytes)} available − 10 GiB) and passes, every one of them if they look before the "
-        f"others' memory is taken; from {since} the check divides by the ranks on the host."
+        f" In {launch.release} each rank compares its own {format_gb(one)} with {format_gb(budget.budget_bytes)} "
+        f"({budget.text}) and passes, every one of them if they look before the others' memory is taken; "
+        f"from {divides_since()} the check divides by the ranks on the host."
     )
 
 
-def aggregate_overcommit(seen: RunFacts) -> Iterator[Finding]:
-    """Every pool passed its own check; together they take more than the check would have left."""
-    pools, ranks = seen.run.host_pools, seen.run.ranks or 1
-    # what was available tells it exactly; more than the whole host has is too much in any case
-    bound = seen.available or seen.limit
-    if not pools or bound is None or seen.rule("guard_divides_by_ranks") is True:
-        return
-    total = seen.run.projected_host_bytes
-    allowed = bound.bytes - seen.reserve_bytes
-    largest = max(pool.bytes for pool in pools)
-    if total <= allowed or largest > allowed or len(pools) < 2 or total < NOTICEABLE:
-        return
-    if seen.available is None and total <= bound.bytes:
-        return
-    certain = seen.was_killed or seen.exhausted is not None
-    shown = len(seen.run.host_bytes_by_rank())
-    projected = "" if shown >= ranks else f" ({shown} of {ranks} ranks shown, the rest taken alike)"
-    check = (
-        f"Each of {ranks} ranks checked its own pool ({format_gb(largest)} at most) against {format_gb(allowed)} = "
-        f"{bound} − 10 GiB reserve, and passed. Together they take {format_both(total)}{projected}, "
-        f"{format_gb(total - allowed)} more than that check leaves for all."
-        if seen.available is not None
-        else f"Each of {ranks} ranks asked for its own pool ({format_gb(largest)} at most). Together they take "
-        f"{format_both(total)}{projected}; there are {bound} in all."
-    )
-    yield Finding(
-        "aggregate_overcommit",
-        seen.run.index,
-        "high" if certain else "medium",
-        seen.pool_evidence + bound.evidence + memory_evidence(seen),
-        f"{check} {seen.release} has no check across ranks.{outcome(seen)}",
-        f"{safe_size(seen, ranks)}; or a release from {first_release_with('guard_divides_by_ranks', True)} on, "
-        f"whose check divides by the ranks",
-    )
-
-
-def side_pools(seen: RunFacts) -> Iterator[Finding]:
+@rule(
+    60,
+    "indexer, Mamba, draft or other host pools that the flag does not count",
+    explains=MEMORY_END,
+    shares=frozenset({"aggregate_overcommit", "guard_refusal"}),
+)
+def side_pools(launch: RunFacts) -> Iterator[Symptom]:
     """Pools besides the KV pool, which the flag does not count in this release."""
-    pools = seen.run.host_pools
-    refused = [r for r in refused_pools(seen) if r.pool not in (*KV, "all")]
+    pools = launch.run.host_pools
+    refused = [r for r in launch.refusals if r.pool not in (*KV, "all")]
     side = [pool for pool in pools if pool.pool not in KV]
     if not side and not refused:
         return
     kv_bytes = sum(pool.bytes for pool in pools if pool.pool in KV)
     side_bytes = sum(pool.bytes for pool in side)
     names = ", ".join(sorted({pool.pool for pool in side} | {r.pool for r in refused}))
-    bound = seen.available or seen.limit
-    scale = seen.run.projected_host_bytes / seen.run.host_bytes if seen.run.host_bytes else 1.0
+    bound = launch.available or launch.limit
+    scale = launch.run.projected_host_bytes / launch.run.host_bytes if launch.run.host_bytes else 1.0
     decisive = (
         bound is not None
-        and kv_bytes * scale <= bound.bytes - seen.reserve_bytes < (kv_bytes + side_bytes) * scale
         and side_bytes >= NOTICEABLE
+        and kv_bytes * scale <= beyond_reserve_bytes(bound.bytes) < (kv_bytes + side_bytes) * scale
     )
-    if not (refused or decisive or (side_bytes >= NOTICEABLE and seen.was_killed)):
+    if not (refused or decisive or (side_bytes >= NOTICEABLE and launch.was_killed)):
         return
-    given = f" {format_gb(kv_bytes)} of KV pools and {format_gb(side_bytes)} of {names}"
-    late = ", ".join(
-        f"{format_gb(r.requested_bytes)} of {r.pool}" for r in refused[:1] if r.requested_bytes is not None
-    )
+    asked = f" {format_gb(kv_bytes)} of KV pools and {format_gb(side_bytes)} of {names}"
     if refused:
-        given = f" {format_gb(kv_bytes)} of KV pools" if pools else ""
-        given += f"{' and then' if pools else ''} {late or names}, which the check refused"
-    share = given
-    size = f" on top of --hicache-size {seen.size_gb:g}" if seen.size_gb else ""
-    bounded = f"; without the latter it would have fitted {bound}" if decisive and bound is not None else ""
-    yield Finding(
-        "side_pools",
-        seen.run.index,
+        amount = refused[0].requested_bytes
+        late = f"{format_gb(amount)} of {refused[0].pool}" if amount is not None else names
+        before = f" {format_gb(kv_bytes)} of KV pools and then" if pools else ""
+        asked = f"{before} {late}, which the check refused"
+    size = f" on top of --hicache-size {launch.size_gb:g}" if launch.size_gb else ""
+    bounded = f"; without the latter it would have fitted {bound}" if decisive else ""
+    larger = "" if decisive or refused else " Their share made the shortage larger."
+    yield Symptom(
         "high" if refused or decisive else "medium",
-        tuple(Evidence.of(event) for event in (*refused[:8], *side[:16])) + seen.size_evidence,
-        f"Host pools of several kinds were asked for:{share}{size}{bounded}."
-        + ("" if decisive or refused else " Their share made the shortage larger.")
-        + ("" if refused else outcome(seen)),
-        size_after_refusal(seen, refused[0])
-        if refused and refused[0].free_bytes is not None
-        else safe_size(seen, seen.run.ranks or 1),
+        quotes(refused) + quotes(side, 16) + launch.size_evidence,
+        f"Host pools of several kinds were asked for:{asked}{size}{bounded}.{larger}{'' if refused else launch.ending}",
+        launch.question.remedy,
     )
 
 
-def host_smaller_than_device(seen: RunFacts) -> Iterator[Finding]:
+@rule(
+    70,
+    f"pinned buffers rounded up to a power of two (releases from {first_release_with('allocation', 'torch_pinned')}, "
+    f"before {exact_since()})",
+    explains=MEMORY_END,
+)
+def power_of_two_rounding(launch: RunFacts) -> Iterator[Symptom]:
+    """Torch's pinned allocator took the next power of two for each buffer."""
+    run, bound = launch.run, launch.available or launch.limit
+    pools = [pool for pool in run.host_pools if pool.bytes >= NOTICEABLE]
+    rules = next((rules for rules in launch.rules if rules.pinned_power_of_two), None)
+    certain = launch.rule("pinned_power_of_two") is True
+    if not pools or rules is None or (bound is None and not certain):
+        return
+    scale = run.projected_host_bytes / run.host_bytes
+    plain = round(sum(pool.bytes for pool in pools) * scale)
+    taken = round(sum(rules.resident_bytes(pool.bytes) for pool in pools) * scale)
+    failed = launch.was_killed or launch.failed_early or run.counts["pin_failure"]
+    if taken < 1.05 * plain or not failed or (bound is not None and not plain <= bound.bytes < taken):
+        return
+    one = pools[0].bytes
+    there = f"; there are {bound}" if bound is not None else ""
+    yield Symptom(
+        "medium" if certain and bound is not None else "low",
+        quotes(pools) + launch.memory_evidence,
+        f"From {first_release_with('allocation', 'torch_pinned')} and before {exact_since()} host buffers come from "
+        "torch's pinned allocator, which takes the next power of two: "
+        f"{format_both(one)} become {format_both(rules.resident_bytes(one))} a rank, "
+        f"{format_both(taken)} in all instead of {format_gb(plain)}{there}. The log says {launch.release}.",
+        f"{launch.question.remedy}; or a release from {exact_since()} on, which registers the exact size",
+    )
+
+
+@rule(80, "host pools that passed one by one and exceed the memory together", explains=MEMORY_END)
+def aggregate_overcommit(launch: RunFacts) -> Iterator[Symptom]:
+    """Every pool passed its own check; together they take more than the check would have left."""
+    pools, ranks = launch.run.host_pools, launch.run.ranks or 1
+    # what was available tells it exactly; more than the whole host has is too much in any case
+    bound = launch.available or launch.limit
+    budget = launch.budget(bound.bytes) if bound is not None else None
+    if not pools or bound is None or (budget is not None and budget.divides):
+        return
+    total, allowed = launch.run.projected_host_bytes, beyond_reserve_bytes(bound.bytes)
+    largest = max(pool.bytes for pool in pools)
+    if total <= allowed or largest > allowed or len(pools) < 2 or total < NOTICEABLE:
+        return
+    if launch.available is None and total <= bound.bytes:
+        return
+    shown = len(launch.run.host_bytes_by_rank())
+    projected = "" if shown >= ranks else f" ({shown} of {ranks} ranks shown, the rest taken alike)"
+    together = f"Together they take {format_both(total)}{projected}"
+    check = (
+        f"Each of {ranks} ranks checked its own pool ({format_gb(largest)} at most) against {format_gb(allowed)} = "
+        f"{bound} − {RESERVE_TEXT} reserve, and passed. {together}, "
+        f"{format_gb(total - allowed)} more than that check leaves for all."
+        if launch.available is not None
+        else f"Each of {ranks} ranks asked for its own pool ({format_gb(largest)} at most). {together}; "
+        f"there are {bound} in all."
+    )
+    yield Symptom(
+        "high" if launch.was_killed or launch.exhausted is not None else "medium",
+        launch.pool_evidence + bound.evidence + launch.memory_evidence,
+        f"{check} {launch.release} has no check across ranks.{launch.ending}",
+        f"{launch.question.remedy}; or a release from {divides_since()} on, whose check divides by the ranks",
+    )
+
+
+@rule(
+    90,
+    "a host pool not larger than the device pool (assertion or warning)",
+    explains=AFTERMATH | {"low_reuse"},
+)
+def host_smaller_than_device(launch: RunFacts) -> Iterator[Symptom]:
     """The host tier is not larger than the device pool, so it adds nothing or stops the server."""
-    events = list(seen.run.of(ev.HostSmaller))
+    events = list(launch.run.of(ev.HostSmaller))
     if not events:
         return
-    first = events[0]
-    evidence = tuple(Evidence.of(event) for event in events[:8]) + seen.size_evidence
-    counts = ""
-    if first.host_tokens is not None and first.device_tokens is not None:
-        counts = f" ({first.host_tokens:,} tokens in the host pool, {first.device_tokens:,} on the device)"
+    first, device_tokens = events[0], launch.run.device_tokens
     if first.fatal:
-        tokens = f" of {seen.run.device_tokens:,} tokens" if seen.run.device_tokens else ""
+        tokens = f" of {device_tokens:,} tokens" if device_tokens else ""
+        releases = launch.release if launch.rules else f"releases before {first_release_with('not_larger', 'warn')}"
         text = (
-            f"The server stops: in {seen.release if seen.rules else 'releases up to 0.5.14'} the host pool must be "
-            f"larger than the device pool{tokens}, and it is not."
+            f"The server stops: in {releases} the host pool must be larger than the device pool{tokens}, and it is not."
         )
-        remedy = "--hicache-ratio above 1, or a --hicache-size larger than the device pool of one rank"
     else:
+        counts = ""
+        if first.host_tokens is not None and first.device_tokens is not None:
+            counts = f" ({first.host_tokens:,} tokens in the host pool, {first.device_tokens:,} on the device)"
         text = (
-            f"The host pool is not larger than the device pool{counts}: with write-through every token on the "
-            f"device is "
-            "held by the host too, so a tier of this size keeps nothing that the device does not."
+            f"The host pool is not larger than the device pool{counts}: with write-through every token on the device "
+            "is held by the host too, so a tier of this size keeps nothing that the device does not."
         )
-        remedy = "--hicache-ratio 2 or more (or the same as --hicache-size), if the host has the memory"
-    yield Finding(
-        "host_smaller_than_device",
-        seen.run.index,
+    yield Symptom(
         "high",
-        evidence,
+        quotes(events) + launch.size_evidence,
         text,
-        remedy,
+        "a ratio above 1, or a size larger than the device pool of one rank, as far as the host has room: "
+        f"{launch.question.remedy}",
         "failure" if first.fatal else "degraded",
-    )
-
-
-def power_of_two(seen: RunFacts) -> Iterator[Finding]:
-    """Torch's pinned allocator took the next power of two for each buffer."""
-    pools = [pool for pool in seen.run.host_pools if pool.bytes >= NOTICEABLE]
-    pinned = seen.rule("pinned_power_of_two")
-    bound = seen.available or seen.limit
-    if not pools or pinned is False or seen.rules is None:
-        return
-    possible = any(rules.pinned_power_of_two for rules in seen.rules)
-    if not possible:
-        return
-    scale = seen.run.projected_host_bytes / seen.run.host_bytes
-    plain = sum(pool.bytes for pool in pools) * scale
-    rounded = sum(1 << math.ceil(math.log2(pool.bytes)) for pool in pools) * scale
-    failed = seen.was_killed or any(True for _ in seen.run.of(ev.PinFailure)) or failed_early(seen)
-    if rounded < 1.05 * plain or not failed:
-        return
-    if bound is not None and not plain <= bound.bytes < rounded:
-        return
-    confidence: Confidence = "medium" if pinned is True and bound is not None else "low"
-    one = pools[0]
-    there = f"; there are {bound}" if bound is not None else ""
-    yield Finding(
-        "power_of_two_rounding",
-        seen.run.index,
-        confidence,
-        tuple(Evidence.of(pool) for pool in pools[:8]) + memory_evidence(seen),
-        f"From 0.4.5 to 0.5.4 host buffers come from torch's pinned allocator, which takes the next power of two: "
-        f"{format_both(one.bytes)} become {format_both(1 << math.ceil(math.log2(one.bytes)))} a rank, "
-        f"{format_both(round(rounded))} in all instead of {format_gb(round(plain))}{there}. The log says "
-        f"{seen.release}.",
-        "choose a size just below a power of two in GiB (for example --hicache-size 34 → 32 GiB is 34.36 GB), or a "
-        "release "
-        f"from {first_release_with('allocation', 'host_register')} on, which registers the exact size",
     )

@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from hicache_lab.base.units import format_both, format_gb
-from hicache_lab.forensics.incident.facts import Evidence, Facts, RunFacts, run_facts
+from hicache_lab.forensics.incident.facts import Evidence, Facts
+from hicache_lab.forensics.incident.launches import RunFacts, run_facts
 from hicache_lab.forensics.incident.memory import Sample, lowest
 from hicache_lab.forensics.incident.oom_reports import teller_of
 from hicache_lab.forensics.logs import events as ev

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from hicache_lab.base.errors import InputError, UnknownFact, UsageError
+from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.base.units import GB
 from hicache_lab.forensics.cases import Case, load_case
 from hicache_lab.forensics.incident import Diagnosis, Facts, diagnose, gather
-from hicache_lab.forensics.incident.facts import RunFacts, run_facts
 from hicache_lab.forensics.incident.folder import sort_files
+from hicache_lab.forensics.incident.launches import run_facts
+from hicache_lab.forensics.incident.question import LaunchQuestion
 from hicache_lab.forensics.incident.timeline import Moment, timeline
-from hicache_lab.forensics.logs import events as ev
-from hicache_lab.host import HostMemory
-from hicache_lab.preflight import Advice, Answer, Question, advise, assess
-from hicache_lab.sglang.launch import parse_server_args, render_launch
-from hicache_lab.sglang.releases import rules_for
-from hicache_lab.sizing.geometry import load_geometry
-from hicache_lab.sizing.rank import DeviceFacts
-
-_EXCERPT = 12
-_SPARKS = " ▁▂▃▄▅▆▇█"
+from hicache_lab.preflight import Advice, Answer
+from hicache_lab.sglang.launch import render_launch
 
 
 @dataclass(frozen=True)
@@ -38,10 +32,8 @@ class Postmortem:
         diagnosis: ranked findings.
         moments: the timeline.
         case: the incident folder's own facts, if there is one.
-        answer: what ``preflight`` says about the launch, if model, release and host are known.
-        advice: what would have fitted.
+        asked: what ``preflight`` is asked about the launch, or what is missing for that.
         line: the launch line, for pasting.
-        why_no_answer: what was missing for it.
     """
 
     title: str
@@ -50,12 +42,25 @@ class Postmortem:
     facts: Facts
     diagnosis: Diagnosis
     moments: tuple[Moment, ...]
+    files: tuple[tuple[str, str], ...]
+    asked: LaunchQuestion
     case: Case | None = None
-    answer: Answer | None = None
-    advice: Advice | None = None
     line: str | None = None
-    why_no_answer: str = ""
-    files: tuple[tuple[str, str], ...] = field(default=())
+
+    @property
+    def answer(self) -> Answer | None:
+        """What ``preflight`` says about the launch, if model, release and host are known."""
+        return self.asked.answer
+
+    @property
+    def advice(self) -> Advice | None:
+        """The largest settings that would have fitted with room to spare."""
+        return self.asked.comfortable if self.asked.questions else None
+
+    @property
+    def why_no_answer(self) -> str:
+        """What is missing for an answer; empty where there is one."""
+        return "; ".join(self.asked.missing)
 
 
 def postmortem(
@@ -65,9 +70,7 @@ def postmortem(
     memory: Iterable[str] = (),
     title: str = "",
     timezone: str = "UTC",
-    host_ram_bytes: int | None = None,
-    available_bytes: int | None = None,
-    release: str | None = None,
+    **stated: Any,
 ) -> Postmortem:
     """Gather, diagnose and judge an incident.
 
@@ -78,9 +81,7 @@ def postmortem(
         memory: memory series; added to those of the folder.
         title: of the document; by default the folder's or the first finding's.
         timezone: IANA name of the zone of the logs' clock.
-        host_ram_bytes: RAM of the host, if the files do not tell.
-        available_bytes: memory available before the launch, if the files do not tell.
-        release: the SGLang release, if it is known.
+        **stated: what the user says beside the files, by the fields of ``Stated``, e.g. ``host_ram_bytes=449 * GB``.
 
     Raises:
         InputError: a file is missing or not what it should be, or nothing in the logs comes from SGLang.
@@ -90,23 +91,17 @@ def postmortem(
         ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError) as error:
         raise UsageError(f"timezone: expected an IANA name such as UTC or Europe/Berlin, got {timezone!r}") from error
-    given = [str(paths)] if isinstance(paths, str | Path) else [str(path) for path in paths]
-    case = _case(given)
-    logs, kernels, series = _files(given, case)
-    facts = gather(
-        logs,
-        kernel_logs=[*kernels, *kernel_logs],
-        memory=[*series, *memory],
-        host_ram_bytes=host_ram_bytes or _stated(case, "host_ram_gb"),
-        available_bytes=available_bytes,
-        release=release
-        or (str(case.facts["sglang_version"].value) if case and "sglang_version" in case.facts else None),
-        stated_by="incident.json" if case and host_ram_bytes is None else "stated",
-    )
+    targets = [str(paths)] if isinstance(paths, str | Path) else [str(path) for path in paths]
+    case = _case(targets)
+    logs, kernels, series = _files(targets, case)
+    kernels, series = [*kernels, *kernel_logs], [*series, *memory]
+    if case is not None:
+        stated = _stated_by(case) | {name: value for name, value in stated.items() if value is not None}
+    facts = gather(logs, kernel_logs=kernels, memory=series, **stated)
     diagnosis = diagnose(facts)
     first = diagnosis.first
-    question, line, why = _question(facts, case, diagnosis)
-    answer = assess(question) if question is not None else None
+    launch = next((one for one in run_facts(facts) if one.run.index == (first.run if first else 1)), None)
+    line = case.launch if case else render_launch(launch.run.launch) if launch and launch.run.launch else None
     return Postmortem(
         title=title or (case.title if case else first.cause.replace("_", " ") if first else "no finding"),
         timezone=timezone,
@@ -114,37 +109,40 @@ def postmortem(
         facts=facts,
         diagnosis=diagnosis,
         moments=tuple(timeline(facts)),
-        case=case,
-        answer=answer,
-        advice=advise(question) if question is not None else None,
-        line=line,
-        why_no_answer=why,
         files=tuple(
             (Path(path).name, what)
-            for what, paths_of in (
-                ("server log", logs),
-                ("kernel log", [*kernels, *kernel_logs]),
-                ("memory series", [*series, *memory]),
-            )
+            for what, paths_of in (("server log", logs), ("kernel log", kernels), ("memory series", series))
             for path in paths_of
         ),
+        asked=launch.question if launch else LaunchQuestion(missing=("a launch in the log",)),
+        case=case,
+        line=line,
     )
 
 
-def _case(given: list[str]) -> Case | None:
-    if len(given) != 1:
+def _stated_by(case: Case) -> dict[str, Any]:
+    """What an incident's facts say beside its files, the question among it."""
+    stated: dict[str, Any] = {
+        "by": "incident.json",
+        "question": case.question(with_overhead="overhead_gb" in case.facts),
+    }
+    if "host_ram_gb" in case.facts:
+        stated["host_ram_bytes"] = round(float(case.facts["host_ram_gb"].value) * GB)
+    if "sglang_version" in case.facts:
+        stated["release"] = str(case.facts["sglang_version"].value)
+    return stated
+
+
+def _case(targets: list[str]) -> Case | None:
+    if len(targets) != 1:
         return None
-    path = Path(given[0])
+    path = Path(targets[0])
     if (path / "incident.json").exists() or not path.exists():
-        return load_case(given[0])
+        return load_case(targets[0])
     return None
 
 
-def _stated(case: Case | None, name: str) -> int | None:
-    return round(float(case.facts[name].value) * GB) if case is not None and name in case.facts else None
-
-
-def _files(given: list[str], case: Case | None) -> tuple[list[str], list[str], list[str]]:
+def _files(targets: list[str], case: Case | None) -> tuple[list[str], list[str], list[str]]:
     if case is not None:
         found = {kind: str(path) for kind, path in case.files.items() if path.exists()}
         if "server_log" not in found:
@@ -153,50 +151,7 @@ def _files(given: list[str], case: Case | None) -> tuple[list[str], list[str], l
             )
         kernels, series = ([found[kind]] if kind in found else [] for kind in ("kernel_log", "memory"))
         return [found["server_log"]], kernels, series
-    files = sort_files(given)
+    files = sort_files(targets)
     if not files.logs:
-        raise InputError(f"{', '.join(given)}: no server log among these files; name the log file itself")
+        raise InputError(f"{', '.join(targets)}: no server log among these files; name the log file itself")
     return list(files.logs), list(files.kernel_logs), list(files.memory)
-
-
-def _question(facts: Facts, case: Case | None, diagnosis: Diagnosis) -> tuple[Question | None, str | None, str]:
-    """What preflight would have been asked, the launch line, and what is missing for it."""
-    if case is not None:
-        return case.question(with_overhead="overhead_gb" in case.facts), case.launch, ""
-    index = diagnosis.first.run if diagnosis.first else 1
-    seen = next((one for one in run_facts(facts) if one.run.index == index), None)
-    args = next(seen.run.of(ev.ServerArgs), None) if seen is not None else None
-    if seen is None or args is None:
-        return None, None, "the log does not show the server's arguments"
-    try:
-        config = parse_server_args(args.text)
-    except InputError as error:
-        return None, None, str(error)
-    release = facts.stated_release or (seen.run.releases.last if seen.run.releases else None)
-    line = render_launch(config)
-    if release is None:
-        return None, line, "the log's wording does not tell the release (--sglang-version states it)"
-    host = _host(seen)
-    if host is None:
-        return None, line, "the host's memory is not in the files (--host-ram and --available state it)"
-    config = replace(config, sglang_version=release)
-    try:
-        geometry = load_geometry(str(config.model))
-    except (UnknownFact, InputError) as error:
-        return None, line, f"the model's shape is not known: {error}"
-    question = Question(
-        config=config,
-        geometry=geometry,
-        rules=rules_for(release),
-        host=host,
-        device=DeviceFacts(tokens=seen.run.device_tokens),
-    )
-    return question, line, ""
-
-
-def _host(seen: RunFacts) -> HostMemory | None:
-    total, available = seen.facts.total, seen.available
-    if total is None and available is None:
-        return None
-    both = [amount.bytes for amount in (total, available) if amount is not None]
-    return HostMemory.stated(total_bytes=max(both), available_bytes=available.bytes if available else both[0])

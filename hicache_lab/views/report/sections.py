@@ -12,12 +12,13 @@ from hicache_lab.base.units import GB, format_both, format_gb
 from hicache_lab.forensics.cases import Case, alternatives, audit
 from hicache_lab.forensics.incident import Facts
 from hicache_lab.forensics.incident.diagnosis import also_in
-from hicache_lab.forensics.incident.facts import Evidence, RunFacts, run_facts
+from hicache_lab.forensics.incident.facts import Evidence
 from hicache_lab.forensics.incident.findings import Finding
+from hicache_lab.forensics.incident.launches import RunFacts, run_facts
 from hicache_lab.forensics.logs import events as ev
-from hicache_lab.preflight import corrected_line, explain
+from hicache_lab.preflight import assess, corrected_line, explain, with_release
 from hicache_lab.sglang.launch import parse_launch
-from hicache_lab.sglang.releases import first_release_with
+from hicache_lab.sizing.guard import RESERVE_TEXT, beyond_reserve_bytes, divides_since
 from hicache_lab.views.figures.incident import incident_figure
 from hicache_lab.views.report.document import Bullets, Code, Document, FigureBlock, Heading, Paragraph, Room, Table
 from hicache_lab.views.report.postmortem import Postmortem
@@ -66,7 +67,7 @@ def _release(post: Postmortem) -> str:
         fact = post.case.facts["sglang_version"]
         return f"{fact.value} ({fact.origin})"
     shown = next((seen.release for seen in run_facts(post.facts)), "not known")
-    return shown if post.facts.stated_release else f"{shown} (from the log's wording)"
+    return shown if post.facts.stated.release else f"{shown} (from the log's wording)"
 
 
 def _summary(post: Postmortem, document: Document) -> None:
@@ -80,16 +81,8 @@ def _summary(post: Postmortem, document: Document) -> None:
             )
         )
     else:
-        document.add(Paragraph(first.explanation), Paragraph(f"What to do: {first.remedy}.{_comfortable(post)}"))
+        document.add(Paragraph(first.explanation), Paragraph(f"What to do: {first.remedy}."))
     document.add(Room("In two sentences for readers who do not run inference servers:"))
-
-
-def _comfortable(post: Postmortem) -> str:
-    advice = post.advice
-    if advice is None or advice.size_gb is None or post.answer is None or post.answer.verdict == "FITS":
-        return ""
-    ratio = f" or --hicache-ratio {advice.ratio:g}" if advice.ratio is not None else ""
-    return f" With room to spare besides (as hicache-lab max advises): --hicache-size {advice.size_gb}{ratio}."
 
 
 def _impact(post: Postmortem, document: Document) -> None:
@@ -201,7 +194,8 @@ def _arithmetic(seen: RunFacts, origin: str) -> tuple[tuple[str, str, str], ...]
             rows.append(("refused", text, f"log, {origin}"))
     if seen.available is not None:
         rows.append(("available when the pools were asked for", format_gb(seen.available.bytes), seen.available.source))
-        rows.append(("less the reserve of 10 GiB", format_gb(seen.available.bytes - seen.reserve_bytes), "computed"))
+        room = format_gb(beyond_reserve_bytes(seen.available.bytes))
+        rows.append((f"less the reserve of {RESERVE_TEXT}", room, "computed"))
     for name, amount in (("RAM of the host", seen.facts.total), ("the container's limit", seen.facts.container_limit)):
         if amount is not None:
             rows.append((name, format_gb(amount.bytes), amount.source))
@@ -239,33 +233,48 @@ def _caught(post: Postmortem, document: Document) -> None:
             Paragraph(f"hicache-lab preflight, before the launch. It cannot be shown here: {post.why_no_answer}.")
         )
         return
-    question, config = post.answer.question, post.answer.question.config
-    words = ["hicache-lab", "preflight", "--sglang-version", str(config.sglang_version)]
-    if question.host is not None:
-        words += [
-            "--host-ram",
-            f"{question.host.total_bytes / GB:g}GB",
-            "--available",
-            f"{question.host.available_bytes / GB:g}GB",
-        ]
-    if question.overhead_bytes:
-        words += ["--overhead", f"{question.overhead_bytes / GB:g}GB"]
-    if question.device.tokens:
-        words += ["--device-tokens", str(question.device.tokens)]
     document.add(
         Paragraph(
             f"One command before the launch. It answers {post.answer.verdict}; exit code 3 stops a start script:"
         ),
-        Code(" ".join(shlex.quote(word) for word in words) + f" \\\n    -- {post.line}"),
+        Code(" ".join(shlex.quote(word) for word in _preflight_words(post)) + f" \\\n    -- {post.line}"),
     )
-    since = first_release_with("guard_divides_by_ranks", True)
-    if not question.rules.guard_divides_by_ranks:
+    later = divides_since()
+    refused = assess(with_release(post.answer.question, later)).verdict == "REFUSED"
+    if refused and post.answer.verdict != "REFUSED":
         document.add(
             Paragraph(
-                f"A server of {since} or later refuses such a launch by itself: its check divides by the ranks on "
-                f"the host."
+                f"A server of {later} or later refuses such a launch by itself: "
+                "its check divides by the ranks on the host."
             )
         )
+
+
+def _preflight_words(post: Postmortem) -> list[str]:
+    """The preflight command that is asked the same question."""
+    assert post.answer is not None
+    question, stated = post.answer.question, post.facts.stated
+    host, device = question.host, question.device
+    cgroup = host.cgroup if host is not None else None
+    words = ["hicache-lab", "preflight", "--sglang-version", str(question.rules.version)]
+    for flag, n_bytes in (
+        ("--host-ram", host.total_bytes if host else None),
+        ("--available", host.available_bytes if host else None),
+        ("--cgroup-limit", cgroup.limit_bytes if cgroup else None),
+        ("--overhead", question.overhead_bytes or None),
+    ):
+        if n_bytes is not None:
+            words += [flag, f"{n_bytes / GB:.15g}GB"]
+    for flag, fact in (
+        ("--device-tokens", device.tokens),
+        ("--swa-device-tokens", device.swa_tokens),
+        ("--mamba-slots", device.mamba_slots),
+        ("--model", stated.model),
+        ("--draft-model", stated.draft_model),
+    ):
+        if fact is not None:
+            words += [flag, str(fact)]
+    return words
 
 
 def _actions(post: Postmortem, document: Document) -> None:
