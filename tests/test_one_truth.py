@@ -18,7 +18,6 @@ OPEN = {
     "forensics/cases/claims.py",
     "forensics/cases/counterfactuals.py",
     "forensics/logs/run.py",
-    "race/scenario.py",
     "serving/client/info.py",
     "sweeps/report.py",
     "sweeps/rows.py",
