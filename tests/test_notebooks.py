@@ -173,7 +173,7 @@ def test_02_explains_a_release(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("version", "contradicted"), [("0.5.8", False), ("0.5.19", True)])
 def test_02_says_what_a_tree_contradicts(tmp_path: Path, version: str, contradicted: bool) -> None:
-    from test_source import NO_CACHE, write
+    from source_trees import NO_CACHE, write
 
     tree = write(tmp_path / "tree", {}, NO_CACHE, version=version)
     run("02_what_the_flags_mean", tmp_path / "run", source_path=str(tree))
