@@ -27,6 +27,7 @@ from typing import Any
 
 import hicache_lab
 from hicache_lab.base.errors import HostError, UsageError
+from hicache_lab.host.processes import start_ticks
 from hicache_lab.runs.html import notebook_html
 from hicache_lab.runs.parameters import check_parameters, read_notebook
 from hicache_lab.runs.recording import RECORD_FILE, RUN_FOLDER_VARIABLE, read_records
@@ -111,9 +112,9 @@ def _work_folder(folder: Path) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for stale in folder.parent.glob(f".{folder.name}.*.partial"):
-            if not _is_alive(stale.name.split(".")[-2]):
-                shutil.rmtree(stale, ignore_errors=True)
-        work = folder.parent.resolve() / f".{folder.name}.{os.getpid()}.partial"
+            if not _is_alive(stale):
+                _clear(stale, folder)
+        work = folder.parent.resolve() / f".{folder.name}.{os.getpid()}-{start_ticks(os.getpid())}.partial"
         work.mkdir()
     except FileExistsError as error:
         raise UsageError(f"{folder}: this process is already running a notebook there") from error
@@ -122,14 +123,19 @@ def _work_folder(folder: Path) -> Path:
     return work
 
 
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+def _is_alive(work: Path) -> bool:
+    """Whether the process that works in this folder still runs: the number alone may be another process's by now."""
+    pid, _, started = work.name.split(".")[-2].partition("-")
+    return pid.isdigit() and str(start_ticks(int(pid))) == started
+
+
+def _clear(stale: Path, folder: Path) -> None:
+    """Remove what a killed run left; one that was finished and only not yet in its place is put there."""
+    earlier = stale.with_suffix(".replaced")
+    if earlier.exists() and not folder.exists():
+        stale.rename(folder)
+    shutil.rmtree(stale, ignore_errors=True)
+    shutil.rmtree(earlier, ignore_errors=True)
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from hicache_lab.base.files import atomic_write
 
 RUN_FOLDER_VARIABLE = "HICACHE_LAB_RUN_FOLDER"
 RECORD_FILE = "record.json"
-# the hidden folder that ``execution`` works in: .NAME.PROCESS.partial
-_WORKING = re.compile(r"^\.(.+)\.\d+\.partial$")
+# the hidden folder that ``execution`` works in: .NAME.PROCESS-START.partial
+_WORKING = re.compile(r"^\.(.+)\.\d+-\d+\.partial$")
 # where a number may come from; every figure names one
 SOURCES = ("measured", "replayed", "simulated", "reconstructed", "computed")
 
@@ -30,7 +30,7 @@ def run_folder() -> Path | None:
     return Path(name) if name else None
 
 
-def lasting(path: Path) -> Path:
+def final_path(path: Path) -> Path:
     """Where a path will be found later: a headless run works in a hidden folder that is renamed when it is done."""
     return Path(*(_WORKING.sub(r"\1", part) for part in path.parts))
 

@@ -11,7 +11,7 @@ from hicache_lab.base.errors import HostError
 from hicache_lab.base.units import GB
 from hicache_lab.runs.comparison import Comparison, Recommendation, recommend
 from hicache_lab.runs.comparison.text import HEADER, pair_rows, rows, shown_first, title
-from hicache_lab.runs.recording import lasting
+from hicache_lab.runs.recording import final_path
 from hicache_lab.sglang.releases import RESERVE_BYTES
 from hicache_lab.sweeps.collecting import Collection
 from hicache_lab.sweeps.ledger import GRID_COPY, SweepRecord
@@ -181,7 +181,7 @@ def _again(document: Document, comparison: Comparison, collection: Collection) -
         words += ["--objective", comparison.objective] if comparison.objective else []
         document.add(Code(shlex.join(["hicache-lab", "compare", *words])))
         return
-    folder = lasting(folder)
+    folder = final_path(folder)
     words = [sweep.grid or str(folder / GRID_COPY), "--output", str(folder.parent), "--label", folder.name, "--resume"]
     document.add(
         Paragraph(f"{GRID_COPY} is the grid as it was run. Where it was started; complete points are not run again:"),

@@ -15,6 +15,7 @@ import pytest
 
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.cli import main
+from hicache_lab.host.processes import start_ticks
 from hicache_lab.runs import (
     Limits,
     check_parameters,
@@ -24,6 +25,7 @@ from hicache_lab.runs import (
     parse_parameter,
     record,
 )
+from hicache_lab.runs.execution import _clear
 from hicache_lab.runs.html import notebook_html
 from hicache_lab.runs.recording import RUN_FOLDER_VARIABLE, read_records
 
@@ -245,11 +247,25 @@ def test_a_folder_of_something_else_is_not_replaced(tmp_path: Path) -> None:
 
 def test_leftovers_of_a_killed_run_are_removed_and_a_living_one_is_kept(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
+    started = start_ticks(dead.pid)
     dead.wait()
-    (tmp_path / f".run.{dead.pid}.partial").mkdir()
-    (tmp_path / f".run.{os.getppid()}.partial").mkdir()
+    (tmp_path / f".run.{dead.pid}-{started}.partial").mkdir()
+    # in a container the number of a killed process comes back at once: here it is this process's own
+    (tmp_path / f".run.{os.getpid()}-1.partial").mkdir()
+    living = f".run.{os.getppid()}-{start_ticks(os.getppid())}.partial"
+    (tmp_path / living).mkdir()
     execute(NOTEBOOKS / "dying.ipynb", tmp_path / "run", progress=False, html=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f".run.{os.getppid()}.partial", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [living, "run"]
+
+
+def test_a_run_that_was_killed_just_before_it_was_in_place_is_put_there(tmp_path: Path) -> None:
+    finished, earlier = tmp_path / ".run.1-1.partial", tmp_path / ".run.1-1.replaced"
+    for folder, what in ((finished, "new"), (earlier, "old")):
+        folder.mkdir()
+        (folder / "result.json").write_text(what)
+    _clear(finished, tmp_path / "run")
+    assert (tmp_path / "run" / "result.json").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -228,7 +228,7 @@ def test_workers_run_side_by_side_and_one_that_dies_does_not_end_the_grid(tmp_pa
 def _kill_worker_of(folder: Path, seconds: str) -> int:
     wait_until(lambda: any(seconds in path.name for path in running_points(folder)))
     [place] = [path for path in running_points(folder) if seconds in path.name]
-    pid = int(place.name.split(".")[-2])
+    pid = int(place.name.split(".")[-2].partition("-")[0])
     os.kill(pid, signal.SIGKILL)
     return pid
 
