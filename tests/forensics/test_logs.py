@@ -410,20 +410,20 @@ def test_rotated_set_is_one_stream_in_order_of_time(tmp_path: Path) -> None:
     assert log.recognised_lines == whole.recognised_lines
 
 
-@pytest.mark.parametrize("patient", [True, False])
-def test_a_record_cut_by_the_rotation_is_joined(patient: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_record_cut_by_the_rotation_is_joined(fast: bool, tmp_path: Path) -> None:
     whole = (FIXTURES / "0.5.23-llama-tp2-hicache.server.log").read_bytes()
     for cut in (20_000, 30_001, whole.index(b"Allocating") + 12):
         (tmp_path / "s.log.1").write_bytes(whole[:cut])
         (tmp_path / "s.log").write_bytes(whole[cut:])
-        log, same = read_log(tmp_path, patient=patient), read_log(FIXTURES / "0.5.23-llama-tp2-hicache.server.log")
+        log, same = read_log(tmp_path, fast=fast), read_log(FIXTURES / "0.5.23-llama-tp2-hicache.server.log")
         assert (log.lines, log.recognised_lines) == (same.lines, same.recognised_lines)
         assert [(e.kind, e.text) for e in log.events()] == [(e.kind, e.text) for e in same.events()]
         assert len(list(read_events(tmp_path))) == same.recognised_lines
     # a server that was killed within its line, and the next one's log: nothing to join
     (tmp_path / "s.log.1").write_text(RECORD + "\n" + RECORD[:40])
     (tmp_path / "s.log").write_text(RECORD.replace("TP1", "TP2") + "\n")
-    log = read_log(tmp_path, patient=patient)
+    log = read_log(tmp_path, fast=fast)
     assert log.lines == 3
     assert [run.host_bytes_by_rank() for run in log.runs] == [{"TP1": 300 * GB, "TP2": 300 * GB}]
 
@@ -539,12 +539,12 @@ class Falling(io.BytesIO):
         return self.getvalue()[:size]
 
 
-@pytest.mark.parametrize("patient", [None, True, False])
-def test_an_interrupt_on_a_silent_pipe_keeps_every_line(patient: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fast", [None, True, False])
+def test_an_interrupt_on_a_silent_pipe_keeps_every_line(fast: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     path = FIXTURES / "0.5.23-llama-tp2-hicache.server.log"
     whole = read_log(path)
     monkeypatch.setattr("hicache_lab.forensics.logs.reader.open_bytes", lambda _: Falling(path.read_bytes()))
-    log = read_log("-", patient=patient, keep_partial=True)
+    log = read_log("-", fast=fast, keep_partial=True)
     assert log.interrupted
     assert (log.lines, log.recognised_lines) == (319, whole.recognised_lines)
     assert (log.runs[0].batches.decode, log.runs[0].batches.prefill) == (39, 45)
@@ -659,11 +659,11 @@ NOT_NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("patient", [True, False])
-def test_infinite_and_undefined_values_stay_out_of_the_sums(patient: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fast", [True, False])
+def test_infinite_and_undefined_values_stay_out_of_the_sums(fast: bool, tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text("".join(f"[2026-01-02 03:04:05 TP0] {line}\n" for line in NOT_NUMBERS))
-    log = read_log(path, columns=True, patient=patient)
+    log = read_log(path, columns=True, fast=fast)
     (run,) = json.loads(json.dumps(to_json(log), allow_nan=False))["runs"]
     assert (run["peaks"]["token_usage"]["value"], run["peaks"]["running_req"]["value"]) == (0.5, 2)
     throughput = run["throughput"]
@@ -671,12 +671,12 @@ def test_infinite_and_undefined_values_stay_out_of_the_sums(patient: bool, tmp_p
     assert (run["cached_tokens"], run["new_tokens"], run["hit_ratio"]) == (30, 10, 0.75)
 
 
-@pytest.mark.parametrize("patient", [True, False])
-def test_batches_that_every_tp_rank_prints_count_once(patient: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fast", [True, False])
+def test_batches_that_every_tp_rank_prints_count_once(fast: bool, tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     line = "Prefill batch, #new-seq: 1, #new-token: 10, #cached-token: 30, token usage: 0.10\n"
     path.write_text("".join(f"[2026-01-02 03:04:05 DP{dp} TP{tp}] {line}" for dp in (0, 1) for tp in (0, 1, 2, 3)))
-    (run,) = read_log(path, patient=patient).runs
+    (run,) = read_log(path, fast=fast).runs
     assert (run.batches.prefill, run.batches.cached_tokens, run.batches.new_tokens) == (8, 60, 20)
 
 

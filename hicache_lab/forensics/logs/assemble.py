@@ -30,6 +30,8 @@ _OUTER = re.compile(
 _CRI_PART = re.compile(r"^\S+ (?:stdout|stderr) P ")
 _DIGITS = str.maketrans("123456789", "0" * 9)
 _PINNING = re.compile(r"init_kv_buffer|pin_memory|memory_pool_host|HostKVCache|alloc_with_pin|cudaHost")
+# "key: value" or "key=value": a record above could take it up
+_ASSIGNMENT = re.compile(r"[A-Za-z#)\]}] ?[:=] ?[-\w]")
 _BATCH_FIELDS = (
     frozenset(f.name for f in fields(ev.Batch)) - {f.name for f in fields(ev.Event)} - {"phase", "iteration", "other"}
 )
@@ -68,7 +70,7 @@ class Assembler:
     _dead: ev.ProcessDeath | None = None
     _partial: dict[str, str] = field(default_factory=dict)
     _outer: str = ""
-    _keys: dict[str, frozenset[str]] = field(default_factory=dict)
+    _last_batch: dict[str, tuple[ev.SourceLine, frozenset[str]]] = field(default_factory=dict)
     _silent: set[str] = field(default_factory=set)
 
     def feed(self, line: str, where: ev.SourceLine, *, ended: bool = True) -> Iterator[ev.Event]:
@@ -78,14 +80,25 @@ class Assembler:
             return
         heads = records(whole)
         if len(heads) > 1 and heads[1].headed and not heads[0].headed:
-            self._outer = heads[0].message.translate(_DIGITS)
+            self.saw_prefix(heads[0].message)
         for head in heads:
             if head.headed:
                 yield from self.interrupt()
-                yield from self._close_traces(head.rank)
+                yield from self.close_traces(head.rank)
                 yield from self._begin(head, where, ended)
             else:
                 yield from self._bare(head.message, where)
+
+    def saw_prefix(self, prefix: str) -> None:
+        """What stood before a record: it stands before the record's other lines too."""
+        self._outer = prefix.translate(_DIGITS)
+
+    def saw_batch(self, message: str, where: ev.SourceLine) -> None:
+        """A batch line that was read elsewhere: a cut one is known by what it lacks of the last whole one."""
+        if (batch := parse_batch(message)) is not None:
+            known = self._last_batch.get(batch.phase)
+            if known is None or known[0].file != where.file or known[0] < where:
+                self._last_batch[batch.phase] = where, frozenset(batch.values)
 
     def interrupt(self) -> Iterator[ev.Event]:
         """Another record came between: nothing that follows continues the one kept back."""
@@ -110,10 +123,15 @@ class Assembler:
         if self._dead is not None:
             dead, self._dead = self._dead, None
             yield dead
-        yield from self._close_traces(None)
+        yield from self.close_traces(None)
 
-    def _close_traces(self, rank: ev.Rank | None) -> Iterator[ev.Event]:
-        # a record of the same rank ends its traceback; another rank's may come between
+    @property
+    def traced_ranks(self) -> set[ev.Rank]:
+        """Ranks whose tracebacks have not ended."""
+        return {trace.rank for trace in self._traces}
+
+    def close_traces(self, rank: ev.Rank | None) -> Iterator[ev.Event]:
+        """A record of a rank (None: the end) ends its traceback; another rank's may come between."""
         closing = [trace for trace in self._traces if rank is None or trace.rank == rank]
         self._traces = [trace for trace in self._traces if trace not in closing]
         for trace in closing:
@@ -301,12 +319,12 @@ class Assembler:
             return None
         keys = frozenset(found.values)
         # a last line without a newline that lacks fields its predecessors had was cut, perhaps inside a number
-        if cut and keys < self._keys.get(found.phase, keys):
+        if cut and found.phase in self._last_batch and keys < self._last_batch[found.phase][1]:
             found = parse_batch(message, cut=True)
             if found is None:
                 return None
         else:
-            self._keys[found.phase] = keys
+            self._last_batch[found.phase] = common["where"], keys
         own: dict[str, Any] = {}
         other: dict[str, float] = {}
         for column, value in found.values.items():
@@ -326,6 +344,24 @@ class Assembler:
             **own,
             other=MappingProxyType(other),
         )
+
+
+def is_only_a_prefix(text: str) -> bool:
+    """Whether a text before a record is nothing but what a container or a pipeline puts there.
+
+    It then makes no statement, whatever its numbers, and adds nothing to the record above it.
+    """
+    if not text.replace("\t", " ").isprintable() or text.startswith('{"') or _CRI_PART.match(text):
+        return False
+    if "Traceback" in text or _PINNING.search(text):
+        return False
+    if _ASSIGNMENT.search(text) and _OUTER.fullmatch(text) is None:
+        return False
+    texts = {text, text.strip(), text.strip(MARKS)}
+    for _ in range(3):
+        text = text[match.end() :] if (match := _OUTER.match(text)) else text
+        texts |= {text, text.strip(), text.strip(MARKS)}
+    return not any(exception_of(one) or Assembler._statement(one) is not None for one in texts)
 
 
 def _tells_as_much(event: ev.Event, before: ev.Event) -> bool:

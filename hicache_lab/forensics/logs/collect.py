@@ -1,4 +1,4 @@
-"""A whole log in bounded memory: the fast path over chunks, the patient parser for what it hands back."""
+"""A whole log in bounded memory: the fast path over chunks, the line parser for what it hands back."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ import numpy.typing as npt
 
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.assemble import Assembler
+from hicache_lab.forensics.logs.pipeline import beginning, parts_of, whole_chunk
 from hicache_lab.forensics.logs.reader import Source, arrays, begins_with_record, chunks, follow, sources
 from hicache_lab.forensics.logs.run import Run
-from hicache_lab.forensics.logs.scanning import beginning, scans, whole_chunk
 
 if TYPE_CHECKING:
     from hicache_lab.forensics.logs.columns import ColumnStore
-    from hicache_lab.forensics.logs.scanner import Rows, Scan, Scanner
-
-_USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage")
+    from hicache_lab.forensics.logs.fast_path import BatchRows, ChunkPart, FastPath
 
 
 @dataclass
@@ -64,7 +62,7 @@ def read_log(
     paths: str | Path | Iterable[str | Path],
     *,
     columns: bool = False,
-    patient: bool | None = None,
+    fast: bool | None = None,
     keep_partial: bool = False,
     on_read: Callable[[int], object] | None = None,
 ) -> Log:
@@ -73,8 +71,8 @@ def read_log(
     Args:
         paths: one or more files, directories, or ``-``; rotated files of one log become one stream.
         columns: keep every batch line's fields as columns (``frames`` makes DataFrames of them).
-        patient: use only the line-by-line parser (true) or the byte scanner (false); by default the size decides,
-            because loading the scanner pays off only for large logs. Both give the same.
+        fast: take the fast path (true) or the line parser alone (false); by default the size decides, because loading
+            the fast path pays off only for large logs. Both give the same.
         keep_partial: on an interrupt (Ctrl-C) give what was read so far instead of raising.
         on_read: called with the bytes of each read, for a progress bar.
 
@@ -93,7 +91,7 @@ def read_log(
         log.columns = ColumnStore()
     for source in log.sources:
         try:
-            _Stream(log, source).read(on_read, patient)
+            _Stream(log, source).read(on_read, fast)
         except KeyboardInterrupt:
             if not keep_partial:
                 raise
@@ -103,7 +101,7 @@ def read_log(
 
 
 def read_events(paths: str | Path | Iterable[str | Path]) -> Iterator[ev.Event]:
-    """Every event of the logs, batch lines included, one at a time through the patient parser."""
+    """Every event of the logs, batch lines included, one at a time through the line parser."""
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     for source in sources(str(path) for path in given):
         assembler = Assembler()
@@ -165,44 +163,46 @@ class _Stream:
         self.idle: dict[str, bool] = {}
         self.path = source.paths[0]
         self.previous_line = 0
-        # lines of the batches of a chunk whose other lines are read before them: decode, prefill
-        self.coming: tuple[npt.NDArray[np.int32], ...] = ()
+        self.fast: FastPath | None = None
+        # the part of a chunk whose other lines are read before its rows, and the batches among those lines
+        self.part: ChunkPart | None = None
+        self.deferred: list[tuple[ev.Batch, Run]] = []
+        self.first_lines: dict[tuple[int, str], int] = {}
         self.cut: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
-    def read(self, on_read: Callable[[int], object] | None, patient: bool | None) -> None:
+    def read(self, on_read: Callable[[int], object] | None, fast: bool | None) -> None:
         try:
-            self._read(on_read, patient)
+            self._read(on_read, fast)
         finally:
             # the last statement too, where the reading was interrupted
             self._take(self.assembler.close())
 
-    def _read(self, on_read: Callable[[int], object] | None, patient: bool | None) -> None:
-        scanner: Scanner | None = None
+    def _read(self, on_read: Callable[[int], object] | None, fast: bool | None) -> None:
         paths = self.source.paths
         for path, following in zip(paths, (*paths[1:], None), strict=True):
-            self.path, self.previous_line = path, 0
+            self.path, self.previous_line, self.first_lines = path, 0, {}
             self.starts = [(0, self.run)] if self.run else []
             continues = following is not None and not begins_with_record(following)
             coming = self._joined(arrays(path, on_read=on_read), continues)
-            # loading the scanner, and compiling it once, is worth its time only for a large log, and a pipe or a
+            # loading the fast path, and compiling it once, is worth its time only for a large log, and a pipe or a
             # compressed file does not tell its size: look at the beginning first
-            if patient is None and scanner is None:
+            if fast is None and self.fast is None:
                 coming, small = beginning(coming)
             else:
-                small = patient is True
+                small = fast is False
             if small:
-                self._patiently(coming)
+                self._by_line(coming)
                 continue
-            if scanner is None:
-                from hicache_lab.forensics.logs.scanner import Scanner
+            if self.fast is None:
+                from hicache_lab.forensics.logs.fast_path import FastPath
 
-                scanner = Scanner()
-            scanner.lines = 0
+                self.fast = FastPath()
+            self.fast.lines = 0
             # closed at once: a kept traceback would keep its thread waiting
-            with closing(scans(scanner, coming)) as parts:
-                for found in parts:
+            with closing(parts_of(self.fast, coming)) as parts:
+                for part in parts:
                     with whole_chunk():
-                        self._found(found, scanner)
+                        self._add(part, self.fast)
 
     def _joined(self, coming: Iterable[npt.NDArray[np.uint8]], continues: bool) -> Iterator[npt.NDArray[np.uint8]]:
         # a rotation may cut a record: its first part is read as the beginning of the next file's first line
@@ -216,7 +216,7 @@ class _Stream:
             if len(whole):
                 yield whole
 
-    def _patiently(self, coming: Iterable[npt.NDArray[np.uint8]]) -> None:
+    def _by_line(self, coming: Iterable[npt.NDArray[np.uint8]]) -> None:
         for chunk in coming:
             begun = self.previous_line
             text = chunk.tobytes()
@@ -227,27 +227,37 @@ class _Stream:
                     self._line(raw, self.previous_line + 1, ended=ended or index < len(lines) - 1)
                 self.log.lines += self.previous_line - begun
 
-    def _found(self, scan: Scan, scanner: Scanner) -> None:
-        self.log.lines += scan.last_line - self.previous_line
-        self.coming = (scan.decode.line, scan.prefill.line)
-        if scan.accesses:
-            self.log.access["2xx"] += scan.accesses
-            self.log.recognised_lines += scan.accesses
-        for number, raw, ended in scan.others:
-            self._line(raw, number, ended=ended)
-        for rows, phase in ((scan.decode, "decode"), (scan.prefill, "prefill")):
+    def _add(self, part: ChunkPart, fast: FastPath) -> None:
+        self.log.lines += part.last_line - self.previous_line
+        if len(part.accesses):
+            self.log.access["2xx"] += len(part.accesses)
+            self.log.recognised_lines += len(part.accesses)
+        self.part, self.deferred, self.first_lines = part, [], {}
+        for line in part.others:
+            if line.outer.strip():
+                self.log.mentions_sglang |= b"sglang" in line.outer
+                self.assembler.saw_prefix(line.outer.decode("utf-8", "replace"))
+            if not line.ended:
+                self._saw_batches(part)
+            self._line(line.raw, line.number, ended=line.ended)
+        self._saw_batches(part)
+        self.part = None
+        fresh = self._fresh(part, fast)
+        for (batch, run), is_fresh in zip(self.deferred, fresh, strict=True):
+            self._batch(batch, run, is_fresh)
+        for rows, phase in ((part.decode, "decode"), (part.prefill, "prefill")):
             if len(rows):
-                self._rows(rows, phase, scanner)
-                if phase in scan.samples:
-                    self._owner(int(rows.line[0])).lines.setdefault(f"{phase}:", scan.samples[phase])
-        self.coming, self.starts = (), self.starts[-1:]
-        if scan.last_line > self.previous_line:
-            self._take(self.assembler.interrupt())
-        self.previous_line = scan.last_line
+                self._rows(part, rows, phase, fast)
+        self.starts = self.starts[-1:]
+
+    def _saw_batches(self, part: ChunkPart) -> None:
+        for rows in (part.decode, part.prefill):
+            if len(rows):
+                self.assembler.saw_batch(part.text(rows, -1), ev.SourceLine(self.path, int(rows.line[-1])))
 
     def _line(self, raw: bytes, number: int, *, ended: bool) -> None:
         if number != self.previous_line + 1:
-            self._take(self.assembler.interrupt())
+            self._between(self.previous_line, number)
         self.previous_line = number
         if not raw.strip():
             return
@@ -255,6 +265,25 @@ class _Stream:
             self.log.mentions_sglang = True
         line = raw.decode("utf-8", "replace").rstrip("\r")
         self._take(self.assembler.feed(line, ev.SourceLine(self.path, number), ended=ended))
+
+    def _between(self, before: int, number: int) -> None:
+        """Records that the fast path took came between two lines: they end a statement, and their ranks' tracebacks."""
+        self._take(self.assembler.interrupt())
+        if self.part is None or self.fast is None or not self.assembler.traced_ranks:
+            return
+        first: dict[ev.Rank, int] = {}
+        for rows in (self.part.decode, self.part.prefill):
+            begin, end = np.searchsorted(rows.line, [before + 1, number])
+            tags, places = np.unique(rows.tag[begin:end], return_index=True)
+            for tag, place in zip(tags, places, strict=True):
+                rank, line = self.fast.ranks[tag], int(rows.line[begin + place])
+                first[rank] = min(line, first.get(rank, line))
+        accesses = np.searchsorted(self.part.accesses, [before + 1, number])
+        if accesses[1] > accesses[0]:
+            line = int(self.part.accesses[accesses[0]])
+            first[ev.Rank()] = min(line, first.get(ev.Rank(), line))
+        for rank in sorted(first, key=lambda rank: first[rank]):
+            self._take(self.assembler.close_traces(rank))
 
     def _take(self, events: Iterable[ev.Event]) -> None:
         for event in events:
@@ -264,10 +293,13 @@ class _Stream:
                 self.log.access[f"{(event.status or 0) // 100}xx"] += 1
                 continue
             run = self._run_for(event)
-            if isinstance(event, ev.Batch):
-                self._batch(event, run)
-            else:
+            if not isinstance(event, ev.Batch):
                 run.add(event)
+            elif self.part is not None and event.where.file == self.path:
+                # whether its rank was idle, the rows before it tell
+                self.deferred.append((event, run))
+            else:
+                self._batch(event, run, self._fresh_alone(event))
 
     def _run_for(self, event: ev.Event) -> Run:
         if self.run is None:
@@ -278,7 +310,8 @@ class _Stream:
         return self.run
 
     def _first_batches(self) -> list[int]:
-        return [int(lines[0]) for lines in self.coming if len(lines)]
+        rows_of_part = (self.part.decode, self.part.prefill) if self.part is not None else ()
+        return [int(rows.line[0]) for rows in rows_of_part if len(rows)]
 
     def _begin(self, line: int) -> None:
         self.run = Run(len(self.log.runs) + 1, self.source.name, ev.SourceLine(self.path, line))
@@ -286,9 +319,11 @@ class _Stream:
         self.starts.append((line, self.run))
 
     def _decoded(self, run: Run, before: int) -> bool:
-        lines = self.coming[0] if self.coming else ()
+        if run.batches.decode or any(batch.phase == "decode" and owner is run for batch, owner in self.deferred):
+            return True
+        lines = self.part.decode.line if self.part is not None else ()
         begin, end = np.searchsorted(lines, [self.starts[-1][0], before])
-        return run.batches.decode > 0 or bool(end > begin)
+        return bool(end > begin)
 
     def _restarts(self, event: ev.Event, run: Run) -> bool:
         if isinstance(event, ev.ServerArgs):
@@ -304,79 +339,83 @@ class _Stream:
         )
         return again and (event.name == "dist_begin" or bool(over))
 
-    def _batch(self, batch: ev.Batch, run: Run) -> None:
+    def _fresh_alone(self, batch: ev.Batch) -> bool:
+        """Whether a decode line is its rank's first after idling, all lines before it known."""
         label = batch.rank.label
-        fresh = False
         if batch.phase == "decode":
-            fresh = self.idle.get(label, True)
-            self.idle[label] = False
-        elif batch.running_req == 0:
+            fresh, self.idle[label] = self.idle.get(label, True), False
+            return fresh
+        if batch.running_req == 0:
             self.idle[label] = True
+        return False
+
+    def _fresh(self, part: ChunkPart, fast: FastPath) -> list[bool]:
+        """The same for the rows of a part (their ``fresh`` is set) and for the deferred batches among them."""
+        labels = list(dict.fromkeys(rank.label for rank in fast.ranks))
+        labels = list(dict.fromkeys([*labels, *(batch.rank.label for batch, _ in self.deferred)]))
+        number = {label: index for index, label in enumerate(labels)}
+        of_tag = np.array([number[rank.label] for rank in fast.ranks] or [0])
+        running = part.prefill.values.get("running_req")
+        idle = np.flatnonzero(running == 0.0) if running is not None else np.empty(0, np.int64)
+        decoded = [(i, batch) for i, (batch, _) in enumerate(self.deferred) if batch.phase == "decode"]
+        idled = [batch for batch, _ in self.deferred if batch.phase == "prefill" and batch.running_req == 0]
+        lines = np.concatenate((part.decode.line, [batch.where.line for _, batch in decoded])).astype(np.int64)
+        ranks = np.concatenate((of_tag[part.decode.tag], [number[batch.rank.label] for _, batch in decoded]))
+        idle_lines = np.concatenate((part.prefill.line[idle], [batch.where.line for batch in idled])).astype(np.int64)
+        idle_ranks = np.concatenate((of_tag[part.prefill.tag[idle]], [number[batch.rank.label] for batch in idled]))
+        fresh = np.zeros(len(lines), np.bool_)
+        for index in np.union1d(ranks, idle_ranks).astype(np.int64):
+            label = labels[index]
+            mine = np.flatnonzero(ranks == index)
+            mine = mine[np.argsort(lines[mine], kind="stable")]
+            idling = np.sort(idle_lines[idle_ranks == index])
+            following = np.searchsorted(lines[mine], idling)
+            fresh[mine[following[following < len(mine)]]] = True
+            if len(mine) and self.idle.get(label, True):
+                fresh[mine[0]] = True
+            self.idle[label] = bool(len(idling)) and bool(following[-1] == len(mine))
+        part.decode.fresh[:] = fresh[: len(part.decode)]
+        of_deferred = [False] * len(self.deferred)
+        for (index, _), is_fresh in zip(decoded, fresh[len(part.decode) :], strict=True):
+            of_deferred[index] = bool(is_fresh)
+        return of_deferred
+
+    def _batch(self, batch: ev.Batch, run: Run, fresh: bool) -> None:
         run.batches.add(batch, fresh)
-        run.lines.setdefault(f"{batch.phase}:", batch.text)
-        if label:
-            run.labels.setdefault(label)
+        self._first_batch(run, batch.phase, batch.where.line, batch.text)
+        if batch.rank.label:
+            run.labels.setdefault(batch.rank.label)
         run.saw(batch.at)
         if self.log.columns is not None:
             self.log.columns.add_event(batch, fresh, run.index)
 
-    def _rows(self, rows: Rows, phase: str, scanner: Scanner) -> None:
+    def _first_batch(self, run: Run, phase: str, line: int, text: str) -> None:
+        # rows come after the lines handed back, and may stand before them
+        known = self.first_lines.get((run.index, phase))
+        if f"{phase}:" not in run.lines or (known is not None and line < known):
+            run.lines[f"{phase}:"] = text
+            self.first_lines[run.index, phase] = line
+
+    def _rows(self, part: ChunkPart, rows: BatchRows, phase: str, fast: FastPath) -> None:
         self.log.recognised_lines += len(rows)
         self.log.own_lines += len(rows)
         if self.run is None:
-            self._begin(min(self._first_batches()))
-        if len(self.starts) == 1:
-            self._sum(rows, phase, self.starts[0][1], scanner)
-            return
+            self._begin(min(int(each.line[0]) for each in (part.decode, part.prefill) if len(each)))
         cuts = [int(c) for c in np.searchsorted(rows.line, [start for start, _ in self.starts])]
         # rows before the first known start belong to it too: its first line came later in the same chunk
         cuts[0] = 0
         for (_, run), begin, end in zip(self.starts, cuts, [*cuts[1:], len(rows)], strict=True):
             if end > begin:
-                self._sum(rows.part(begin, end), phase, run, scanner)
-
-    def _owner(self, line: int) -> Run:
-        return next((run for start, run in reversed(self.starts) if start <= line), self.starts[0][1])
-
-    def _sum(self, rows: Rows, phase: str, run: Run, scanner: Scanner) -> None:
-        stats, values = run.batches, rows.values
-        counted = np.bincount(rows.tag, minlength=1)
-        for tag in np.flatnonzero(counted):
-            label = scanner.tags[tag]
-            stats.by_rank[label] += int(counted[tag])
-            if label:
-                run.labels.setdefault(label)
-        for name in ("running_req", "queue_req", *_USAGES):
-            column = values.get(name)
-            if column is None:
-                continue
-            # argmax stops at the first NaN, so it serves only columns without one
-            best = int(column.argmax())
-            if name not in rows.full or not np.isfinite(column[best]):
-                best = int(np.where(np.isfinite(column), column, -np.inf).argmax())
-            shown = "token_usage" if name in _USAGES else name
-            stats.peak(shown, float(column[best]), ev.SourceLine(self.path, int(rows.line[best])))
-        run.saw(_time(int(rows.at_ms.min())))
-        run.saw(_time(int(rows.at_ms.max())))
-        if phase == "prefill":
-            stats.prefill += len(rows)
-            for name, by_rank in (("cached_token", stats.cached_by_rank), ("new_token", stats.new_by_rank)):
-                if name in values:
-                    known = np.where(np.isfinite(values[name]), values[name], 0.0)
-                    sums = np.bincount(rows.tag, weights=known, minlength=1)
-                    for tag in np.flatnonzero(counted):
-                        by_rank[scanner.tags[tag]] += int(sums[tag])
-        else:
-            stats.decode += len(rows)
-            stats.fresh += int(rows.fresh.sum())
-            if "gen_throughput" in values:
-                steady = values["gen_throughput"][~rows.fresh]
-                steady = steady[np.isfinite(steady)]
-                stats.throughput_lines += len(steady)
-                stats.throughput_sum += float(steady.sum())
-                stats.throughput_max = max(stats.throughput_max, float(steady.max(initial=0.0)))
-        if self.log.columns is not None:
-            self.log.columns.add_rows(rows, phase, scanner.tags, self.path, run.index)
+                mine = rows.part(begin, end)
+                self._first_batch(run, phase, int(mine.line[0]), part.text(mine, 0))
+                run.batches.add_rows(mine, phase, fast.ranks, self.path)
+                for tag in np.unique(mine.tag):
+                    if label := fast.ranks[tag].label:
+                        run.labels.setdefault(label)
+                run.saw(_time(int(mine.at_ms.min())))
+                run.saw(_time(int(mine.at_ms.max())))
+                if self.log.columns is not None:
+                    self.log.columns.add_rows(mine, phase, [rank.label for rank in fast.ranks], self.path, run.index)
 
 
 def _time(at_ms: int) -> datetime:

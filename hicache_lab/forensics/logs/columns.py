@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.batch import BOOLEANS, is_integer
-from hicache_lab.forensics.logs.scanner import Rows
+
+if TYPE_CHECKING:
+    from hicache_lab.forensics.logs.fast_path import BatchRows
 
 # marks a value that the line does not carry, in columns of whole numbers
 MISSING = np.iinfo(np.int32).min
@@ -38,8 +40,8 @@ class ColumnStore:
         self._recent: dict[str, list[Part]] = {"decode": [], "prefill": []}
         self._loose: dict[str, list[dict[str, float]]] = {"decode": [], "prefill": []}
 
-    def add_rows(self, rows: Rows, phase: str, tags: Sequence[str], path: str, run: int) -> None:
-        """Take the rows of one scan."""
+    def add_rows(self, rows: BatchRows, phase: str, tags: Sequence[str], path: str, run: int) -> None:
+        """Take rows of the fast path."""
         self._settle(phase)
         number = np.array([self._number(self.ranks, tag) for tag in tags] or [0], np.int16)
         part: dict[str, npt.NDArray[Any]] = {
@@ -56,7 +58,7 @@ class ColumnStore:
         self._add(phase, part)
 
     def add_event(self, batch: ev.Batch, fresh: bool, run: int) -> None:
-        """Take one batch event of the patient parser."""
+        """Take one batch event of the line parser."""
         at = batch.at.replace(tzinfo=UTC).timestamp() * 1000 if batch.at else float("nan")
         row: dict[str, float] = {
             "at_ms": at,
@@ -82,7 +84,7 @@ class ColumnStore:
         """All columns of ``decode`` or ``prefill``, each of the phase's length, in the order of the log."""
         self._settle(phase)
         out = _joined(self._parts[phase] + self._recent[phase])
-        # lines the patient parser took may have come before those around them
+        # lines the line parser took may have come before those around them
         place = out["file"].astype(np.int64) << 32 | out["line"]
         if (np.diff(place) < 0).any():
             order = np.argsort(place, kind="stable")

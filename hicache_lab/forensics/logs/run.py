@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.fingerprints import ReleaseRange, release_range
 
 if TYPE_CHECKING:
+    from hicache_lab.forensics.logs.fast_path import BatchRows
     from hicache_lab.sglang.launch.config import LaunchConfig
 
 # events of one kind kept with their text; the rest is only counted
 KEEP = 1000
+_USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "gpu_token_usage", "mamba_usage")
 _E = TypeVar("_E", bound=ev.Event)
 
 
@@ -76,7 +80,7 @@ class BatchStats:
             self.peaks[name] = Peak(value, where)
 
     def add(self, batch: ev.Batch, fresh: bool) -> None:
-        """Take one batch event (the patient parser's way; chunks of rows are added by ``collect``)."""
+        """Take one batch event of the line parser."""
         self.by_rank[batch.rank.label] += 1
         for name, value in (
             ("token_usage", batch.usage),
@@ -96,6 +100,43 @@ class BatchStats:
             self.throughput_lines += 1
             self.throughput_sum += batch.gen_throughput
             self.throughput_max = max(self.throughput_max, batch.gen_throughput)
+
+    def add_rows(self, rows: BatchRows, phase: str, ranks: Sequence[ev.Rank], path: str) -> None:
+        """Take rows of the fast path, ``path`` being the file they stand in."""
+        values = rows.values
+        counted = {int(tag): int(number) for tag, number in enumerate(np.bincount(rows.tag)) if number}
+        for tag, number in counted.items():
+            self.by_rank[ranks[tag].label] += number
+        for name in ("running_req", "queue_req", *_USAGES):
+            column = values.get(name)
+            if column is None:
+                continue
+            # argmax stops at the first NaN, so it serves only columns without one
+            best = int(column.argmax())
+            if name not in rows.full or not np.isfinite(column[best]):
+                best = int(np.where(np.isfinite(column), column, -np.inf).argmax())
+            value = float(column[best])
+            if name in _USAGES:
+                self.peak("token_usage", value, ev.SourceLine(path, int(rows.line[best])))
+            elif math.isfinite(value):
+                self.peak(name, int(value), ev.SourceLine(path, int(rows.line[best])))
+        if phase == "prefill":
+            self.prefill += len(rows)
+            for name, by_rank in (("cached_token", self.cached_by_rank), ("new_token", self.new_by_rank)):
+                if name in values:
+                    known = np.where(np.isfinite(values[name]), values[name], 0.0)
+                    sums = np.bincount(rows.tag, weights=known, minlength=1)
+                    for tag in counted:
+                        by_rank[ranks[tag].label] += int(sums[tag])
+            return
+        self.decode += len(rows)
+        self.fresh += int(rows.fresh.sum())
+        if "gen_throughput" in values:
+            steady = values["gen_throughput"][~rows.fresh]
+            steady = steady[np.isfinite(steady)]
+            self.throughput_lines += len(steady)
+            self.throughput_sum += float(steady.sum())
+            self.throughput_max = max(self.throughput_max, float(steady.max(initial=0.0)))
 
 
 def _once(by_rank: Counter[str]) -> int:
@@ -129,9 +170,8 @@ class Run:
             self.events.append(event)
         if event.rank.tags and event.is_per_rank:
             self.labels.setdefault(event.rank.label)
-        self.lines.setdefault(event.variant + ":" + event.text[:60], event.text[:4000])
-        if len(self.lines) > KEEP:
-            self.lines.popitem()
+        if len(self.lines) < KEEP:
+            self.lines.setdefault(event.variant + ":" + event.text[:60], event.text[:4000])
         self.saw(event.at)
 
     def saw(self, at: datetime | None) -> None:

@@ -14,6 +14,7 @@ from hicache_lab.forensics.logs.run import Peak, Run
 
 SCHEMA = "hicache-lab/parse/1"
 _TEXT = 500
+_PEAKS = ("token_usage", "running_req", "queue_req")
 
 
 def to_json(log: Log) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def run_json(run: Run) -> dict[str, Any]:
             "complete": bool(run.host_pools) and (run.ranks or 0) <= len(run.host_bytes_by_rank()),
         },
         "batches": {"prefill": batches.prefill, "decode": batches.decode, "by_rank": dict(batches.by_rank)},
-        "peaks": {name: _peak(batches.peaks.get(name)) for name in ("token_usage", "running_req", "queue_req")},
+        "peaks": {name: _peak(batches.peaks.get(name)) for name in _PEAKS},
         "hit_ratio": batches.hit_ratio,
         "cached_tokens": batches.cached_tokens,
         "new_tokens": batches.new_tokens,
@@ -112,7 +113,8 @@ def _run_text(run: Run) -> list[str]:
     if batches.prefill or batches.decode:
         ratio = "–" if batches.hit_ratio is None else f"{batches.hit_ratio:.1%}"
         out.append(f"  batches      {batches.prefill:,} prefill, {batches.decode:,} decode; hit ratio {ratio}")
-        peaks = "  ".join(f"{name} {peak.value:g} (line {peak.where.line})" for name, peak in batches.peaks.items())
+        shown_peaks = [(name, batches.peaks[name]) for name in _PEAKS if name in batches.peaks]
+        peaks = "  ".join(f"{name} {peak.value:g} (line {peak.where.line})" for name, peak in shown_peaks)
         out.append(f"  peaks        {peaks}")
     if batches.mean_throughput is not None:
         out.append(

@@ -1,4 +1,4 @@
-"""Chunks on their way to the scanner: how many there are, scanned while others are summed up, and interrupts."""
+"""Chunks on their way to the fast path: how many there are, read while others are summed up, and interrupts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from hicache_lab.forensics.logs.scanner import Scan, Scanner
+    from hicache_lab.forensics.logs.fast_path import ChunkPart, FastPath
 
-# below this the patient parser alone is faster than loading the byte scanner
-_PATIENT_BYTES = 6 << 20
-# chunks given to the scanner before the oldest one's results are waited for
+# below this the line parser alone is faster than loading the fast path
+_SMALL_BYTES = 6 << 20
+# chunks given to the fast path before the oldest one's results are waited for
 _AHEAD = 2
 _TURN_S = 0.0005
 
@@ -37,7 +37,7 @@ def beginning(coming: Iterator[npt.NDArray[np.uint8]]) -> tuple[Iterator[npt.NDA
         for chunk in coming:
             held.append(chunk)
             size += len(chunk)
-            if size >= _PATIENT_BYTES:
+            if size >= _SMALL_BYTES:
                 return chain(held, coming), False
     except KeyboardInterrupt as stop:
         return interrupted(stop), True
@@ -67,69 +67,69 @@ def whole_chunk() -> Iterator[None]:
 
 
 class _ShortTurns:
-    """Threads take turns more often while any log is being scanned, and as often as before after the last one."""
+    """Threads take turns more often while any log is being read, and as often as before after the last one."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._scanning = 0
+        self._reading = 0
         self._usual_s = 0.0
 
     def __enter__(self) -> None:
         with self._lock:
-            if not self._scanning:
+            if not self._reading:
                 self._usual_s = sys.getswitchinterval()
                 sys.setswitchinterval(min(self._usual_s, _TURN_S))
-            self._scanning += 1
+            self._reading += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._scanning -= 1
-            if not self._scanning:
+            self._reading -= 1
+            if not self._reading:
                 sys.setswitchinterval(self._usual_s)
 
 
 _short_turns = _ShortTurns()
 
 
-def scans(scanner: Scanner, coming: Iterable[npt.NDArray[np.uint8]]) -> Generator[Scan]:
-    """What the scanner finds in each chunk; it scans the next ones while the last is being summed up here.
+def parts_of(fast: FastPath, coming: Iterable[npt.NDArray[np.uint8]]) -> Generator[ChunkPart]:
+    """What the fast path finds in each chunk; it reads the next ones while the last is being summed up here.
 
-    The scan itself does not hold the GIL, what stands around it does. Summing up one chunk takes less than the
-    interpreter's usual switch interval (5 ms): left to it, neither thread would run beside the other. Reading stays in
-    this thread, where it can be interrupted.
+    The compiled loop does not hold the GIL, what stands around it does. Summing up one chunk takes less than the
+    interpreter's usual switch interval (5 ms): left to it, neither thread would run beside the other. Reading the file
+    stays in this thread, where it can be interrupted.
     """
     chunks: SimpleQueue[npt.NDArray[np.uint8] | None] = SimpleQueue()
-    found: SimpleQueue[Scan | BaseException | None] = SimpleQueue()
+    results: SimpleQueue[ChunkPart | BaseException | None] = SimpleQueue()
 
-    def scan() -> None:
+    def work() -> None:
         # here, because only the main thread can be interrupted between the two
         with _short_turns:
             while (chunk := chunks.get()) is not None:
                 try:
                     position = 0
                     while position < len(chunk):
-                        position, part = scanner.scan(chunk, position)
-                        found.put(part)
+                        position, part = fast.read(chunk, position)
+                        results.put(part)
                 except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-                    found.put(error)
-                found.put(None)
+                    results.put(error)
+                results.put(None)
 
-    def oldest() -> Iterator[Scan]:
-        while (part := found.get()) is not None:
+    def oldest() -> Iterator[ChunkPart]:
+        while (part := results.get()) is not None:
             if isinstance(part, BaseException):
                 raise part
             yield part
 
     def end() -> None:
         chunks.put(None)
-        if scanning.is_alive():
-            scanning.join()
+        if worker.is_alive():
+            worker.join()
 
     # a daemon: an interrupt that comes before it is told to stop must not hold the process's end
-    scanning = Thread(target=scan, name="log scanner", daemon=True)
+    worker = Thread(target=work, name="log reader", daemon=True)
     ahead = 0
     try:
-        scanning.start()
+        worker.start()
         for chunk in coming:
             chunks.put(chunk)
             ahead += 1
@@ -140,9 +140,9 @@ def scans(scanner: Scanner, coming: Iterable[npt.NDArray[np.uint8]]) -> Generato
             yield from oldest()
     except KeyboardInterrupt:
         end()
-        # what had been read is told
-        while not found.empty():
-            if (part := found.get()) is not None and not isinstance(part, BaseException):
+        # what had been read is summed up
+        while not results.empty():
+            if (part := results.get()) is not None and not isinstance(part, BaseException):
                 yield part
         raise
     finally:

@@ -1,4 +1,4 @@
-"""The byte scanner's compiled part; ``scanner`` owns its buffers and gives them names."""
+"""The fast path's compiled loops; ``fast_path`` owns the buffers and gives them names."""
 
 from __future__ import annotations
 
@@ -6,25 +6,20 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_lab.base.compiled import loop
-from hicache_lab.forensics.logs.scan_layout import (
-    ACCESSES,
-    BASIS,
-    COLUMNS_USED,
-    DECODE,
-    KEY_LENGTH,
-    KEYS,
-    MAX_COLUMNS,
-    MAX_KEYS,
-    MAX_TAGS,
-    NEW_KEYS,
-    NEW_TAGS,
-    OTHERS,
-    PREFILL,
-    PRIME,
-    ROWS,
-    TABLE,
-    TAGS,
-)
+
+MAX_KEYS = 192
+MAX_COLUMNS = 64
+MAX_TAGS = 1024
+TABLE = 2048
+KEY_LENGTH = 48
+BASIS = 1469598103934665603
+PRIME = 1099511628211
+DECODE, PREFILL, ACCESS = 0, 1, 2
+# places in ``counts``
+KEYS, COLUMNS_USED, TAGS, ROWS, OTHERS, NEW_KEYS, NEW_TAGS, ACCESSES = 0, 1, 2, 3, 5, 6, 7, 8
+# a record stands at the line's start or behind what a container puts before it
+PREFIX_LIMIT = 200
+_TAGS_LIMIT = 100
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -35,13 +30,12 @@ _NEWLINE, _RETURN, _SPACE, _COMMA, _DASH, _DOT, _COLON, _OPEN, _CLOSE = 10, 13, 
 _DECODE = np.frombuffer(b"Decode batch", np.uint8)
 _PREFILL = np.frombuffer(b"Prefill batch", np.uint8)
 _INFO = np.frombuffer(b"INFO:", np.uint8)
-_OK = np.frombuffer(b'" 200 OK', np.uint8)
+_OK = np.frombuffer(b'" 200 OK\n', np.uint8)
+_QUOTE = np.frombuffer(b' - "', np.uint8)
+_HTTP = np.frombuffer(b" HTTP/", np.uint8)
 _TRUE = np.frombuffer(b"True", np.uint8)
 _FALSE = np.frombuffer(b"False", np.uint8)
 _POWERS = 10.0 ** np.arange(16)
-# a record stands at the line's start or behind what a container or a progress bar puts before it
-_PREFIX_LIMIT = 200
-_TAGS_LIMIT = 100
 
 
 @loop(forceinline=True)
@@ -292,17 +286,55 @@ def _tag(first: int, length: int, h: np.uint64, tag_table: Words, tag_of: Shorts
     return int(tag_of[at])
 
 
+@loop(forceinline=True)
+def _past_visible(b: Bytes, n: int, q: int) -> int:
+    """The place behind the visible ASCII characters at ``q``."""
+    while q < n and 33 <= b[q] <= 126:
+        q += 1
+    return q
+
+
 @loop()
 def _is_ok_access(b: Bytes, n: int, m: int) -> int:
-    """The end of an access line that begins at ``m`` and ends in 200 OK; −1 for any other line."""
+    """The end of ``INFO: client - "METHOD path HTTP/1.1" 200 OK`` at ``m``; −1 for any other line."""
     if not _is(b, n, m, _INFO):
         return -1
-    e = m
-    while e < n and b[e] != _NEWLINE:
-        if b[e] == _RETURN or b[e] == _OPEN:
-            return -1
-        e += 1
-    return e if e < n and e - len(_OK) > m and _is(b, n, e - len(_OK), _OK) else -1
+    client = m + len(_INFO)
+    while client < n and b[client] == _SPACE:
+        client += 1
+    q = _past_visible(b, n, client)
+    if client == m + len(_INFO) or q == client or not _is(b, n, q, _QUOTE):
+        return -1
+    q += len(_QUOTE)
+    method = q
+    while q < n and 65 <= b[q] <= 90:
+        q += 1
+    if q == method or q >= n or b[q] != _SPACE:
+        return -1
+    path = q + 1
+    q = _past_visible(b, n, path)
+    if q == path or not _is(b, n, q, _HTTP):
+        return -1
+    q += len(_HTTP)
+    version = q
+    while q < n and (_digit(b[q]) or b[q] == _DOT):
+        q += 1
+    return q + len(_OK) - 1 if q > version and _is(b, n, q, _OK) else -1
+
+
+@loop(forceinline=True)
+def _hand_back(others: Ints, counts: Ints, begin: int, end: int, line: int, outer: int, outer_end: int) -> None:
+    at = counts[OTHERS]
+    others[at, 0], others[at, 1], others[at, 2], others[at, 3], others[at, 4] = begin, end, line, outer, outer_end
+    counts[OTHERS] += 1
+
+
+@loop(forceinline=True)
+def _drop_row(kind: int, row: int, counts: Ints, present: Ints, values: npt.NDArray[np.float64]) -> None:
+    """The row's values do not count after all."""
+    for c in range(counts[COLUMNS_USED]):
+        if not np.isnan(values[kind, c, row]):
+            present[kind, c] -= 1
 
 
 @loop(forceinline=True)
@@ -324,28 +356,54 @@ def _head(b: Bytes, n: int, q: int) -> tuple[int, int]:
 
 
 @loop()
-def scan_bytes(
+def read_lines(
     b: Bytes, n: int, position: int, line: int,
     key_table: Words, key_of: Shorts, column: Shorts, known: Bytes, new_keys: Ints,
-    tag_table: Words, tag_of: Shorts, new_tags: Ints,
+    tag_table: Words, tag_of: Shorts, new_tags: Ints, prefix_table: Words,
     template: npt.NDArray[np.uint8], template_key: Ints,
-    counts: Ints, present: Ints, idle: Bytes, running_key: int,
-    meta: Ints, values: npt.NDArray[np.float64], others: Ints,
+    counts: Ints, present: Ints,
+    meta: Ints, values: npt.NDArray[np.float64], others: Ints, accesses: Ints,
 ) -> tuple[int, int]:  # fmt: skip
-    """Read lines until the chunk ends or a buffer is full; returns the place and the number of the last line read."""
+    """Read lines until the chunk ends or a buffer is full; returns the place and the number of the last line read.
+
+    The last line read is always handed back, and so is a line below which something stands that might continue it:
+    what continues a record is for the line parser to say.
+    """
     rows_max, others_max = meta.shape[2], others.shape[0]
     last_p, last_q, last_ms = -1, 0, 0
+    # the last line if it was taken, and the prefixes of taken lines that the line parser has not been told of
+    taken, taken_begin, taken_end = -1, 0, 0
+    outer, outer_end, outer_before, outer_before_end = -1, -1, -1, -1
     i = position
-    while i < n:
-        if counts[ROWS] >= rows_max or counts[ROWS + 1] >= rows_max or counts[OTHERS] >= others_max:
-            break
+    full = False
+    while i < n and not full:
+        full = (
+            counts[ROWS] >= rows_max - 1
+            or counts[ROWS + 1] >= rows_max - 1
+            or counts[OTHERS] >= others_max - 4
+            or counts[ACCESSES] >= others_max - 1
+        )
         p = i
+        is_known = True
         if b[p] != _OPEN:
-            limit = min(n, p + _PREFIX_LIMIT)
+            limit = min(n, p + PREFIX_LIMIT)
+            h = np.uint64(BASIS)
             while p < limit and b[p] != _NEWLINE and not (b[p] == _OPEN and p + 5 < n and b[p + 5] == _DASH):
+                c = b[p]
+                h = (h ^ np.uint64(48 if _digit(c) else c)) * np.uint64(PRIME)
                 p += 1
+            is_known = prefix_table[_slot(prefix_table, h)] != 0
         end, ms, q, tag, kind, slot = -1, 0, -1, -1, -1, 0
-        if p + 34 < n and b[p] == _OPEN and b[p + 5] == _DASH and b[p + 8] == _DASH and b[p + 11] == _SPACE:
+        iteration, m = -1, 0
+        is_record = False
+        if (
+            is_known
+            and p + 34 < n
+            and b[p] == _OPEN
+            and b[p + 5] == _DASH
+            and b[p + 8] == _DASH
+            and b[p + 11] == _SPACE
+        ):
             # neighbours nearly always carry the same second
             k = 1 if last_p >= 0 else 99
             while k < 24 and b[last_p + k] == b[p + k]:
@@ -356,6 +414,7 @@ def scan_bytes(
                 ms, q = _stamp(b, n, p)
                 if q >= 0:
                     last_p, last_q, last_ms = p, q - p, ms
+        begin = 0
         if q >= 0:
             first = q
             h = np.uint64(BASIS)
@@ -365,20 +424,17 @@ def scan_bytes(
                     break
                 h = (h ^ np.uint64(c)) * np.uint64(PRIME)
                 q += 1
-            if q + 16 < n and b[q] == _CLOSE and b[q + 1] == _SPACE and (q == first or b[first] == _SPACE):
-                m = q + 2
+            is_record = q + 16 < n and b[q] == _CLOSE and b[q + 1] == _SPACE and (q == first or b[first] == _SPACE)
+            if is_record and not full:
+                begin = m = q + 2
                 if b[m] == _DECODE[0] and _is(b, n, m, _DECODE):
                     kind, m = DECODE, m + len(_DECODE)
                 elif b[m] == _PREFILL[0] and _is(b, n, m, _PREFILL):
                     kind, m = PREFILL, m + len(_PREFILL)
                 elif q == first:
                     end = _is_ok_access(b, n, m)
-                    if end >= 0:
-                        counts[ACCESSES] += 1
-                        line += 1
-                        i = end + 1
-                        continue
-                if kind >= 0:
+                    kind = ACCESS if end >= 0 else -1
+                if kind >= 0 and kind != ACCESS:
                     m, iteration = _head(b, n, m)
                     if m >= 0:
                         tag = _tag(first, q - first, h, tag_table, tag_of, new_tags, counts)
@@ -387,32 +443,47 @@ def scan_bytes(
                             b, n, m, kind, key_table, key_of, column, known, new_keys,
                             template, template_key, counts, present, values,
                         )  # fmt: skip
-                        if seen < 2 or end >= n or end < 0:
+                        if seen < 2:
                             end = -1
         line += 1
-        if end >= 0:
-            row = counts[ROWS + kind]
-            fresh = 0
-            if kind == DECODE:
-                fresh = idle[tag]
-                idle[tag] = 0
-            elif column[running_key] >= 0 and values[PREFILL, column[running_key], row] == 0.0:
-                idle[tag] = 1
-            meta[kind, 0, row], meta[kind, 1, row], meta[kind, 2, row] = line, ms, tag
-            meta[kind, 3, row], meta[kind, 4, row] = iteration, fresh
-            counts[ROWS + kind] += 1
+        if end >= 0 and end + 1 < n:
+            if kind == ACCESS:
+                accesses[counts[ACCESSES]] = line
+                counts[ACCESSES] += 1
+            else:
+                row = counts[ROWS + kind]
+                meta[kind, 0, row], meta[kind, 1, row], meta[kind, 2, row] = line, ms, tag
+                meta[kind, 3, row], meta[kind, 4, row], meta[kind, 5, row] = iteration, begin, end
+                counts[ROWS + kind] += 1
+            taken, taken_begin, taken_end = kind, i, end
+            outer_before, outer_before_end = outer, outer_end
+            if p > i:
+                outer, outer_end = i, p
             i = end + 1
             continue
         if slot > 0:
-            # the line had begun like a batch line: its values do not count
-            row = counts[ROWS + kind]
-            for c in range(counts[COLUMNS_USED]):
-                if not np.isnan(values[kind, c, row]):
-                    present[kind, c] -= 1
+            # the line had begun like a batch line
+            _drop_row(kind, counts[ROWS + kind], counts, present, values)
+        if taken >= 0 and not is_record:
+            if taken == ACCESS:
+                counts[ACCESSES] -= 1
+            else:
+                counts[ROWS + taken] -= 1
+                _drop_row(taken, counts[ROWS + taken], counts, present, values)
+            _hand_back(others, counts, taken_begin, taken_end, line - 1, outer_before, outer_before_end)
+            outer = outer_end = -1
         end = i
         while end < n and b[end] != _NEWLINE:
             end += 1
-        others[counts[OTHERS], 0], others[counts[OTHERS], 1], others[counts[OTHERS], 2] = i, end, line
-        counts[OTHERS] += 1
+        _hand_back(others, counts, i, end, line, outer, outer_end)
+        taken = outer = outer_end = -1
         i = end + 1
     return i, line
+
+
+def key_hash(text: bytes) -> int:
+    """FNV-1a of a key."""
+    value = BASIS
+    for byte in text:
+        value = ((value ^ byte) * PRIME) & 0xFFFFFFFFFFFFFFFF
+    return value

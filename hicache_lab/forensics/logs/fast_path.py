@@ -1,0 +1,251 @@
+"""The fast path: one pass over the bytes of a chunk turns ordinary batch lines into columns.
+
+A line is taken only if all of it is understood: a dated prefix, "Decode batch" or "Prefill batch", and nothing but
+``key: value`` pairs, or an access line that ended in 200 OK. Every other line is handed back to the line parser, and
+so is the line before one that might continue it: both ways of reading give the same. Keys, rank tags and what
+containers put before a record are learned while reading, so a new field of a new release is a new column, not an error.
+
+This module brings numba in: import it where a large log is read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_lab.forensics.logs.assemble import is_only_a_prefix
+from hicache_lab.forensics.logs.batch import COLUMNS, column_of, is_integer
+from hicache_lab.forensics.logs.events import Rank
+from hicache_lab.forensics.logs.fast_path_loops import (
+    ACCESSES,
+    DECODE,
+    KEYS,
+    MAX_COLUMNS,
+    MAX_KEYS,
+    MAX_TAGS,
+    NEW_KEYS,
+    NEW_TAGS,
+    OTHERS,
+    PREFILL,
+    PREFIX_LIMIT,
+    ROWS,
+    TABLE,
+    key_hash,
+    read_lines,
+)
+from hicache_lab.forensics.logs.prefix import rank_of
+
+_DATED = re.compile(rb"\[....-")
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+_MAX_PREFIXES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRows:
+    """Batch lines of one phase in one part of a chunk; all arrays have the same length.
+
+    ``tag`` is a number into ``FastPath.ranks``, ``begin`` and ``end`` the message's place in the chunk; ``fresh``
+    (first decode line after idling) is filled in by whoever also knows the lines handed back. ``values`` maps a column
+    to float64 with NaN where the line does not carry it; ``full`` names columns without NaN.
+    """
+
+    line: npt.NDArray[np.int32]
+    at_ms: npt.NDArray[np.int64]
+    tag: npt.NDArray[np.int16]
+    iteration: npt.NDArray[np.int32]
+    begin: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+    fresh: npt.NDArray[np.bool_]
+    values: dict[str, npt.NDArray[np.float64]]
+    full: frozenset[str]
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def part(self, begin: int, end: int) -> BatchRows:
+        """Rows ``begin`` to ``end`` (exclusive)."""
+        if begin == 0 and end == len(self):
+            return self
+        cut = slice(begin, end)
+        return BatchRows(
+            self.line[cut],
+            self.at_ms[cut],
+            self.tag[cut],
+            self.iteration[cut],
+            self.begin[cut],
+            self.end[cut],
+            self.fresh[cut],
+            {name: column[cut] for name, column in self.values.items()},
+            self.full,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HandedBack:
+    """A line for the line parser; ``outer`` stood before the last record that was taken since the line before it."""
+
+    number: int
+    raw: bytes
+    ended: bool
+    outer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPart:
+    """What one pass over a chunk, or a part of it, found; ``accesses`` are the numbers of the access lines."""
+
+    chunk: npt.NDArray[np.uint8]
+    decode: BatchRows
+    prefill: BatchRows
+    others: list[HandedBack]
+    accesses: npt.NDArray[np.int64]
+    last_line: int
+
+    def text(self, rows: BatchRows, index: int) -> str:
+        """The message of a row."""
+        return self.chunk[rows.begin[index] : rows.end[index]].tobytes().decode("utf-8", "replace").strip()
+
+
+@dataclass
+class FastPath:
+    """Keeps what was learned (keys, tags, prefixes) from chunk to chunk of one stream."""
+
+    rows_max: int = 16424
+    others_max: int = 32768
+    lines: int = 0
+    ranks: list[Rank] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._key_table = np.zeros(TABLE, np.uint64)
+        self._key_of = np.zeros(TABLE, np.int16)
+        self._column = np.full(MAX_KEYS, -1, np.int16)
+        self._known = np.zeros(MAX_KEYS, np.uint8)
+        self._tag_table = np.zeros(TABLE, np.uint64)
+        self._tag_of = np.zeros(TABLE, np.int16)
+        self._prefix_table = np.zeros(TABLE, np.uint64)
+        self._prefixes: set[bytes] = set()
+        self._counts = np.zeros(9, np.int64)
+        self._template = np.zeros((2, MAX_COLUMNS, 64), np.uint8)
+        self._template_key = np.zeros((2, MAX_COLUMNS, 2), np.int64)
+        self._present = np.zeros((2, MAX_COLUMNS), np.int64)
+        self._new_keys = np.zeros((MAX_KEYS, 2), np.int64)
+        self._new_tags = np.zeros((MAX_TAGS, 2), np.int64)
+        self._meta = np.zeros((2, 6, self.rows_max), np.int64)
+        self._values = np.empty((2, MAX_COLUMNS, self.rows_max), np.float64)
+        self._others = np.zeros((self.others_max, 5), np.int64)
+        self._accesses = np.zeros(self.others_max, np.int64)
+        # keys that name the same column share a number: a line with two of them is handed back
+        self._key_names = list(dict.fromkeys(COLUMNS.values()))
+        for key, name in COLUMNS.items():
+            at = self._insert(self._key_table, key.encode())
+            self._key_of[at] = self._key_names.index(name)
+        self._known[: len(self._key_names)] = 1
+        self._counts[KEYS] = len(self._key_names)
+
+    @staticmethod
+    def _insert(table: npt.NDArray[np.uint64], key: bytes) -> int:
+        at = key_hash(key) & (TABLE - 1)
+        while table[at] != 0:
+            at = (at + 1) & (TABLE - 1)
+        table[at] = np.uint64(key_hash(key))
+        return at
+
+    def read(self, chunk: npt.NDArray[np.uint8], position: int) -> tuple[int, ChunkPart]:
+        """Read from ``position`` to the end of the chunk, or until a buffer is full.
+
+        Args:
+            chunk: bytes; all but the last line of a stream end with a newline.
+            position: where to begin; a line's beginning.
+
+        Returns:
+            The position that was reached and what was found.
+        """
+        counts = self._counts
+        counts[ROWS:] = 0
+        self._present[:] = 0
+        position, self.lines = read_lines(
+            chunk,
+            len(chunk),
+            position,
+            self.lines,
+            self._key_table,
+            self._key_of,
+            self._column,
+            self._known,
+            self._new_keys,
+            self._tag_table,
+            self._tag_of,
+            self._new_tags,
+            self._prefix_table,
+            self._template,
+            self._template_key,
+            counts,
+            self._present,
+            self._meta,
+            self._values,
+            self._others,
+            self._accesses,
+        )
+        for at, length in self._new_keys[: counts[NEW_KEYS]]:
+            self._key_names.append(column_of(bytes(chunk[at : at + length]).decode("ascii", "replace")))
+        for at, length in self._new_tags[: counts[NEW_TAGS]]:
+            self.ranks.append(rank_of(bytes(chunk[at : at + length]).decode("ascii", "replace")))
+        others = [
+            HandedBack(
+                number,
+                chunk[begin:end].tobytes(),
+                end < len(chunk),
+                chunk[outer:outer_end].tobytes() if outer >= 0 else b"",
+            )
+            for begin, end, number, outer, outer_end in self._others[: counts[OTHERS]].tolist()
+        ]
+        self._learn_prefixes(others)
+        accesses = self._accesses[: counts[ACCESSES]].copy()
+        return position, ChunkPart(chunk, self._rows(DECODE), self._rows(PREFILL), others, accesses, self.lines)
+
+    def _learn_prefixes(self, others: list[HandedBack]) -> None:
+        for line in others:
+            if line.raw[:1] == b"[" or (match := _DATED.search(line.raw, 0, PREFIX_LIMIT)) is None:
+                continue
+            prefix = line.raw[: match.start()].translate(_DIGITS)
+            if prefix in self._prefixes or len(self._prefixes) >= _MAX_PREFIXES:
+                continue
+            self._prefixes.add(prefix)
+            if is_only_a_prefix(line.raw[: match.start()].decode("utf-8", "replace")):
+                self._insert(self._prefix_table, prefix)
+
+    def _rows(self, kind: int) -> BatchRows:
+        count = int(self._counts[ROWS + kind])
+        line, at_ms, tag, iteration, begin, end = self._meta[kind, :, :count]
+        values: dict[str, npt.NDArray[np.float64]] = {}
+        full: set[str] = set()
+        for key, target in enumerate(self._column[: self._counts[KEYS]]):
+            if target < 0:
+                continue
+            present = int(self._present[kind, target])
+            if not present:
+                continue
+            column = self._values[kind, target, :count]
+            name = self._key_names[key]
+            if name in values:
+                values[name] = np.where(np.isnan(values[name]), column, values[name])
+                full.discard(name)
+            else:
+                # the line parser makes whole numbers of counts
+                values[name] = np.trunc(column) if is_integer(name) else column.copy()
+                if present == count:
+                    full.add(name)
+        return BatchRows(
+            line.astype(np.int32),
+            at_ms.copy(),
+            tag.astype(np.int16),
+            iteration.astype(np.int32),
+            begin.copy(),
+            end.copy(),
+            np.zeros(count, np.bool_),
+            values,
+            frozenset(full),
+        )
