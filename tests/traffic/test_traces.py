@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.traffic.traces import GENERATORS, Trace, Workload, generate, load_tokenizer, read_trace, sniff
-from hicache_lab.traffic.traces.hashed import stream_hashed
+from hicache_lab.traffic.traces.files import Skips
+from hicache_lab.traffic.traces.hashed import _by_columns, _by_lines, stream_hashed
 from hicache_lab.traffic.traces.prompts import Request, interleave
 
 LINE = '{"timestamp": 5, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}'
@@ -64,6 +65,32 @@ def test_lines_are_read_as_the_json_module_reads_them(
     assert [int(x) for part in chunks for x in part.input_tokens] == [512 * len(row[0]) for row in rows]
     assert [int(x) for part in chunks for x in part.output_tokens] == [row[2] for row in rows]
     assert [float(x) for part in chunks for x in part.timestamps_ms] == [row[1] + 0.5 for row in rows]
+
+
+ODD = ["1", "-1", "1.5", "1.0", "null", "true", '"1"', "[]", "1e3", "NaN", str(2**53), str(2**64 - 1), str(2**63), "{}"]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.sampled_from(["hash_ids", "input_length", "output_length", "timestamp", "block_size", "x"]), max_size=6
+    ),
+    st.lists(st.sampled_from(ODD), min_size=6, max_size=6),
+    st.lists(st.sampled_from([*ODD, "5"]), max_size=3),
+    st.sampled_from(["\n", "\n\n", " ", "", "\r\n"]),
+)
+def test_what_the_columns_give_the_lines_give_too(
+    keys: list[str], values: list[str], ids: list[str], between: str
+) -> None:
+    fields = [f'"{key}": {value}' for key, value in zip(keys, values, strict=False)]
+    fields += [f'"hash_ids": [{", ".join(ids)}]'] * ("hash_ids" not in keys)
+    block = between.join([LINE, "{" + ", ".join(fields) + "}", LINE]).encode()
+    columns = _by_columns(block)
+    if columns is None:
+        return
+    lines = _by_lines(Path("t"), block, 1, Skips())
+    for name, column in vars(columns).items():
+        assert column.tolist() == getattr(lines, name).tolist() and column.dtype == getattr(lines, name).dtype, name
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])

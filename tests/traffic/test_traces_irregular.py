@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import zstandard
 
-from hicache_lab.base.errors import InputError
+from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.traffic.traces import read_trace, sniff
 from hicache_lab.traffic.traces.times import arrivals, seconds
 
@@ -144,6 +146,69 @@ def test_a_bad_line_of_bench_serving_is_named(tmp_path: Path, line: str, complai
     assert (trace.requests, trace.skipped) == (2, {"bad line": 1})
     with pytest.raises(InputError, match="2 requests, on average 4 prompt tokens and 2 generated ones"):
         trace.require_prefixes("a hit rate")
+
+
+def test_csv_that_csv_cannot_read_is_named(tmp_path: Path) -> None:
+    header = "ContextTokens,GeneratedTokens\n"
+    long = written(tmp_path, f"{header}1,2\n{'x' * 140_000},3\n", "a.csv")
+    with pytest.raises(InputError, match=r"a\.csv:3: .*not a line of CSV \(field larger"):
+        read_trace(long)
+    assert read_trace(long, skip_bad=True).skipped == {"bad line": 1}
+    with pytest.raises(InputError, match=r"a\.csv:1: .*end in CR alone: tr"):
+        read_trace(written(tmp_path, header.replace("\n", "\r") + "1,2\r3,4\r", "a.csv"))
+    with pytest.raises(InputError, match="none of the known trace formats"):
+        read_trace(written(tmp_path, "loading 1 %\r" * 20 + "x" * 140_000, "a.txt"))
+    assert read_trace(written(tmp_path, header.replace("\n", "\r\n") + "1,2\r\n", "a.csv")).requests == 1
+
+
+# ---- too deep, too long, too large ----
+
+DEEP = "[" * 60_000 + "]" * 60_000
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (f'{{"hash_ids": {DEEP}, "input_length": 1}}', "mooncake"),
+        (f'{{"prompt": {DEEP}}}', "prompts"),
+        (f'{{"messages": [{{"role": "user", "content": "x", "tool_calls": {DEEP}}}]}}', "prompts"),
+        (DEEP, "prompts"),
+        (f'{{"input_lens": {DEEP}, "output_lens": [1]}}', "bench-serving"),
+        (f'{{"timestamp": "x", "event": "request.finished", "obj": {DEEP}}}', "sglang-log"),
+    ],
+)
+def test_json_too_deep_for_the_decoder_is_an_error_of_its_line(tmp_path: Path, line: str, kind: str) -> None:
+    with pytest.raises(InputError, match="nested too deeply"):
+        read_trace(written(tmp_path, line), format=kind)
+
+
+@pytest.mark.parametrize("count", ["9" * 30, "9" * 5000])
+def test_counts_beyond_any_are_errors_of_their_line(tmp_path: Path, count: str) -> None:
+    out = f"{{'meta_info': {{'prompt_tokens': {count}, 'completion_tokens': 3}}}}"
+    with pytest.raises(InputError, match=r"server\.log:1: .*--skip-bad-lines"):
+        read_trace(written(tmp_path, f"Finish: obj=GenerateReqInput(rid='a'), out={out}\n", "server.log"))
+    with pytest.raises(InputError, match=r"trace\.jsonl:1: .*--skip-bad-lines"):
+        read_trace(written(tmp_path, LINE.replace("700", count)))
+
+
+def test_a_small_file_that_unpacks_without_end_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hicache_lab.traffic.traces.files.MOST_LINE_BYTES", 32 << 20)
+    bomb = written(tmp_path, zstandard.compress(b"0" * (64 << 20)))
+    assert bomb.stat().st_size < 10_000
+    with pytest.raises(InputError, match=r"trace\.jsonl:1: a line of more than 0\.03 GiB"):
+        read_trace(bomb)
+    array = written(tmp_path, b"[\n" + b'{"prompt": "x"},\n' * (3 << 20) + b"]")
+    with pytest.raises(InputError, match=r"one JSON array of more than"):
+        read_trace(array)
+
+
+def test_a_stream_without_end_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=64 << 20))
+    with pytest.raises(InputError, match="zero: takes over half of the room"):
+        read_trace("/dev/zero")
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UsageError, match="standard input is closed"):
+        read_trace("-")
 
 
 # ---- prompts ----

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.traffic.cachesim.curve import hit_curve
 from hicache_lab.traffic.traces import Trace
-from hicache_lab.traffic.traces.hashed import HashedChunk, Skips, choose_block, stream_hashed
+from hicache_lab.traffic.traces.files import Skips
+from hicache_lab.traffic.traces.hashed import HashedChunk, choose_block, stream_hashed
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -101,13 +102,13 @@ def sampled_curve(
         raise UsageError("--sample: expected at least two seeds, or the error cannot be measured")
     if isinstance(source, Trace):
         source.require_prefixes("a hit-rate curve")
-    head = _head(source, block_tokens, Skips() if skip_bad else None)
+    head = _head(source, block_tokens, Skips(skip_bad))
     exact = hit_curve(head)
-    estimates = _estimate(_pieces(head, None), rate, seeds)[0]
+    estimates = _estimate(_pieces(head, Skips()), rate, seeds)[0]
     sizes = np.unique(np.geomspace(1, max(exact.largest_useful_blocks, 1), _COMPARED_SIZES).astype(np.int64))
     probe = SampledCurve(tuple(estimates), rate, exact.references, head.block_tokens, "", head.requests, 0.0, 0.0)
     error = np.abs(probe.rate_at(sizes) - exact.rate_at(sizes))
-    skips = Skips() if skip_bad else None
+    skips = Skips(skip_bad)
     hits, references = _estimate(_pieces(source, skips), rate, seeds)
     return SampledCurve(
         hits=tuple(hits),
@@ -118,7 +119,7 @@ def sampled_curve(
         head_requests=head.requests,
         head_error_mean=float(error.mean()),
         head_error_max=float(error.max()),
-        skipped=skips.counts if skips else {},
+        skipped=skips.counts,
     )
 
 
@@ -129,7 +130,7 @@ class _Piece:
     looked_up: Ints
 
 
-def _pieces(source: Path | Trace, skips: Skips | None) -> Iterator[_Piece]:
+def _pieces(source: Path | Trace, skips: Skips) -> Iterator[_Piece]:
     if isinstance(source, Trace):
         yield _Piece(source.ids.astype(np.int64), source.offsets, source.prompt_blocks)
         return
@@ -137,7 +138,7 @@ def _pieces(source: Path | Trace, skips: Skips | None) -> Iterator[_Piece]:
         yield _Piece(chunk.raw_ids.astype(np.int64), chunk.offsets, chunk.counts)
 
 
-def _head(source: Path | Trace, block_tokens: int | None, skips: Skips | None) -> Trace:
+def _head(source: Path | Trace, block_tokens: int | None, skips: Skips) -> Trace:
     if isinstance(source, Trace):
         return source.head(_HEAD_REQUESTS)
     chunks: list[HashedChunk] = []

@@ -6,27 +6,28 @@ The format is the one published with Mooncake (FAST'25 traces) and read by kvcac
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hicache_lab.base.errors import InputError
-from hicache_lab.traffic.traces.files import chunks
+from hicache_lab.traffic.traces.files import CHUNK_BYTES, Skips, chunks, decode_json
 from hicache_lab.traffic.traces.trace import MOST_EXACT, Floats, Ints, Trace
 
-KEYS = ("timestamp", "input_length", "output_length", "hash_ids", "block_size")
+_NUMBERS: Mapping[str, type[np.generic]] = {
+    "timestamp": np.float64, "input_length": np.int64, "output_length": np.int64, "block_size": np.int64
+}  # fmt: skip
 _POSSIBLE_BLOCKS = tuple(2**power for power in range(13))
 _MOONCAKE_BLOCK = 512
-_NOTED = 3
 
 
 @dataclass(frozen=True)
 class HashedChunk:
-    """Some consecutive requests of a file, ids as recorded; offsets start at 0."""
+    """Some consecutive requests of a file, ids as recorded; offsets start at 0, an absent number is negative."""
 
     raw_ids: npt.NDArray[np.integer]
     offsets: Ints
@@ -34,7 +35,6 @@ class HashedChunk:
     output_tokens: Ints
     timestamps_ms: Floats
     block_sizes: Ints
-    first_line: int
 
     @property
     def counts(self) -> Ints:
@@ -42,106 +42,105 @@ class HashedChunk:
         return np.diff(self.offsets)
 
 
-@dataclass
-class Skips:
-    """What a reader left out, by reason, with a few examples."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, reason: str, where: str) -> None:
-        """Count one record left out."""
-        self.counts[reason] = self.counts.get(reason, 0) + 1
-        if len(self.examples) < _NOTED:
-            self.examples.append(f"{where}: {reason}")
-
-
-def stream_hashed(path: Path, skips: Skips | None = None, chunk_bytes: int | None = None) -> Iterator[HashedChunk]:
+def stream_hashed(path: Path, skips: Skips | None = None, chunk_bytes: int = CHUNK_BYTES) -> Iterator[HashedChunk]:
     """Read a file chunk by chunk.
 
     Args:
-        path: JSONL, plain, gzip or zstandard.
-        skips: where bad lines are counted; None: the first bad line is an error.
+        path: JSONL, plain or compressed.
+        skips: where bad lines are counted; None: the first one stops the reading.
         chunk_bytes: bytes a chunk.
 
     Raises:
         InputError: a line that is not such a request, with its number.
     """
-    from hicache_lab.traffic.traces import _loops
-
-    names = np.frombuffer("".join(KEYS).encode(), np.uint8)
-    bounds = np.cumsum([0, *(len(key) for key in KEYS)]).astype(np.int64)
-    for first_line, block in chunks(path, chunk_bytes) if chunk_bytes else chunks(path):
-        text = np.frombuffer(block, np.uint8)
-        most = block.count(b"\n") + 1
-        ids = np.empty(block.count(b",") + most, np.int64)
-        ends = np.empty(most, np.int64)
-        rows = np.empty((most, len(KEYS)), np.float64)
-        spans = np.empty((most, 2), np.int64)
-        count = _loops.scan_lines(text, names, bounds, ids, ends, rows, spans)
-        if (ends[:count] >= 0).all():
-            yield _chunk(ids, np.concatenate(([0], ends[:count])), rows[:count], first_line)
-        else:
-            yield _with_slow_lines(path, block, ids, ends[:count], rows[:count], spans[:count], first_line, skips)
+    skips = skips or Skips()
+    for first_line, block in chunks(path, chunk_bytes):
+        columns = _by_columns(block)
+        yield columns if columns is not None else _by_lines(path, block, first_line, skips)
 
 
-def _chunk(ids: Ints, offsets: Ints, rows: Floats, first_line: int) -> HashedChunk:
-    used = ids[: offsets[-1]]
-    # a copy of what is used lets the generous buffer go; small ids take half the room
-    small = not used.size or (used.min() >= 0 and used.max() < 2**32)
+def _by_columns(block: bytes) -> HashedChunk | None:
+    """Read lines that are all as published; None: some line is not, and the json module must say which and why."""
+    import pyarrow as pa
+    from pyarrow import json as arrow_json
+
+    columns = {key: pa.from_numpy_dtype(kind) for key, kind in _NUMBERS.items()}
+    schema = pa.schema({"hash_ids": pa.list_(pa.int64()), **columns})
+    try:
+        table = arrow_json.read_json(
+            pa.BufferReader(block),
+            arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        )
+    except (pa.ArrowInvalid, OverflowError):
+        return None
+    body = b"\n" + block.strip(b"\n")
+    if not body.count(b"\n") == body.count(b"\n{") == table.num_rows:
+        return None  # arrow takes two objects on a line, and one on two lines
+    numbers = []
+    for key, kind in _NUMBERS.items():
+        column = table[key].combine_chunks()
+        values = _buffer(column, kind)[: table.num_rows]
+        usable = (values >= 0) & (values < MOST_EXACT)
+        if column.null_count:
+            absent = np.unpackbits(_buffer(column, np.uint8, 0), bitorder="little")[: len(values)] == 0
+            values, usable = np.where(absent, -1, values), usable | absent
+        if not usable.all() or (key == "input_length" and column.null_count):
+            return None
+        numbers.append(values)
+    hashes = table["hash_ids"].combine_chunks()
+    if hashes.null_count or hashes.values.null_count:
+        return None
+    offsets = _buffer(hashes, np.int32)[: table.num_rows + 1].astype(np.int64)
+    return _chunk(_buffer(hashes.values, np.int64)[: offsets[-1]], offsets, *numbers)
+
+
+def _buffer(array: Any, kind: type[np.generic], index: int = 1) -> npt.NDArray[Any]:
+    """An arrow buffer as it is: ``to_numpy`` imports pandas first, which takes longer than the reading."""
+    return np.frombuffer(array.buffers()[index], kind)
+
+
+def _by_lines(path: Path, block: bytes, first_line: int, skips: Skips) -> HashedChunk:
+    """The same line by line: slower, but it knows what is wrong with a line, and takes unsigned hashes."""
+    ids: list[int] = []
+    offsets = [0]
+    rows: list[list[float]] = []
+    for number, line in enumerate(block.split(b"\n"), first_line):
+        if not line.strip():
+            continue
+        try:
+            hashes, numbers = _request(line)
+        except ValueError as error:
+            skips.bad("line", f"{path}:{number}", error)
+            continue
+        ids += hashes
+        offsets.append(len(ids))
+        rows.append(numbers)
+    columns = np.array(rows, np.float64).reshape(-1, len(_NUMBERS)).T
+    return _chunk(np.array(ids, np.int64), np.array(offsets, np.int64), *columns)
+
+
+def _chunk(
+    ids: Ints, offsets: Ints, timestamps: Floats, inputs: Ints | Floats, outputs: Ints | Floats, sizes: Ints | Floats
+) -> HashedChunk:
+    small = not ids.size or (ids.min() >= 0 and ids.max() < 2**32)  # small ids take half the room
     return HashedChunk(
-        raw_ids=used.astype(np.uint32 if small else np.int64),
+        raw_ids=ids.astype(np.uint32 if small else np.int64),
         offsets=offsets,
-        input_tokens=rows[:, 1].astype(np.int64),
-        output_tokens=np.maximum(rows[:, 2], 0).astype(np.int64),
-        timestamps_ms=rows[:, 0].copy(),
-        block_sizes=rows[:, 4].astype(np.int64),
-        first_line=first_line,
+        input_tokens=inputs.astype(np.int64),
+        output_tokens=np.maximum(outputs, 0).astype(np.int64),
+        timestamps_ms=timestamps.astype(np.float64),
+        block_sizes=sizes.astype(np.int64),
     )
 
 
-def _with_slow_lines(
-    path: Path,
-    block: bytes,
-    ids: Ints,
-    ends: Ints,
-    rows: Floats,
-    spans: Ints,
-    first_line: int,
-    skips: Skips | None,
-) -> HashedChunk:
-    """Let the json module read the lines that the scanner passed on, and put all in order."""
-    pieces: list[Ints] = []
-    offsets = [0]
-    kept: list[int] = []
-    start = 0
-    for index, after in enumerate(ends.tolist()):
-        if after >= 0:
-            piece = ids[start:after]
-            start = after
-        else:
-            number = first_line + block.count(b"\n", 0, int(spans[index, 0]))
-            try:
-                piece, rows[index] = _slow_line(block[spans[index, 0] : spans[index, 1]])
-            except ValueError as error:
-                if skips is None:
-                    raise InputError(
-                        f"{path}:{number}: {error}; fix the line, or leave bad lines out with --skip-bad-lines"
-                    ) from None
-                skips.add("bad line", f"{path}:{number}: {error}")
-                continue
-        pieces.append(piece)
-        offsets.append(offsets[-1] + len(piece))
-        kept.append(index)
-    flat = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
-    return _chunk(flat, np.array(offsets, np.int64), rows[kept], first_line)
+def _request(line: bytes) -> tuple[list[int], list[float]]:
+    """One line: block ids, and the numbers in the order of ``_NUMBERS`` (-1 where absent).
 
-
-def _slow_line(raw: bytes) -> tuple[Ints, Floats]:
-    try:
-        record = json.loads(raw)
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error})") from None
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    record = decode_json(line)
     if not isinstance(record, dict):
         raise ValueError(f"expected an object with hash_ids and input_length, got {type(record).__name__}")
     hashes = record.get("hash_ids")
@@ -150,19 +149,17 @@ def _slow_line(raw: bytes) -> tuple[Ints, Floats]:
     if any(not -(2**63) <= x < 2**63 for x in hashes):
         # the same 64 bits, read as signed: unsigned hashes stay as different from each other as they were
         hashes = [(x + 2**63) % 2**64 - 2**63 for x in hashes]
-    values = [-1.0] * len(KEYS)
-    for index, key in enumerate(KEYS):
+    numbers = []
+    for key in _NUMBERS:
         value = record.get(key)
-        if key == "hash_ids":
-            continue
         if value is None and key != "input_length":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_EXACT:
+            value = -1.0
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_EXACT:
             raise ValueError(f"expected {key}, a number of at least 0, got {value!r}")
-        if key != "timestamp" and value != int(value):
+        elif key != "timestamp" and value != int(value):
             raise ValueError(f"expected {key}, a whole number, got {value!r}")
-        values[index] = float(value)
-    return np.array(hashes, np.int64), np.array(values)
+        numbers.append(float(value))
+    return hashes, numbers
 
 
 def read_hashed(path: Path, *, block_tokens: int | None = None, skip_bad: bool = False) -> Trace:
@@ -176,7 +173,7 @@ def read_hashed(path: Path, *, block_tokens: int | None = None, skip_bad: bool =
     Raises:
         InputError: a bad line, or a block size that does not fit the lengths.
     """
-    skips = Skips() if skip_bad else None
+    skips = Skips(skip_bad)
     parts = [part for part in stream_hashed(path, skips) if len(part.offsets) > 1]
     if not parts:
         raise InputError(f"{path}: holds no request")
@@ -185,7 +182,7 @@ def read_hashed(path: Path, *, block_tokens: int | None = None, skip_bad: bool =
     declared = np.unique(np.concatenate([part.block_sizes for part in parts]))
     size = choose_block(path, counts, inputs, declared, block_tokens)
     timestamps = np.concatenate([part.timestamps_ms for part in parts])
-    notes = [f"left out, for example {skips.examples[0]}"] if skips and skips.counts else []
+    notes = skips.notes()
     untimed = int((timestamps < 0).sum())
     if 0 < untimed < timestamps.size:
         notes.append(f"{untimed} of {timestamps.size} requests have no timestamp: all times left out")
@@ -196,7 +193,7 @@ def read_hashed(path: Path, *, block_tokens: int | None = None, skip_bad: bool =
         [part.raw_ids for part in parts], dtype=kinds.pop() if len(kinds) == 1 else np.int64
     )
     outputs = np.concatenate([part.output_tokens for part in parts])
-    del parts
+    del parts  # half of the memory that is needed from here on
     return Trace.build(
         raw_ids,
         np.concatenate(([0], np.cumsum(counts))),
@@ -205,7 +202,7 @@ def read_hashed(path: Path, *, block_tokens: int | None = None, skip_bad: bool =
         output_tokens=outputs,
         arrival_s=None if untimed else timestamps / 1000,
         origin=f"measured: {path.name}",
-        skipped=skips.counts if skips else None,
+        skipped=skips.counts,
         notes=notes,
     )
 

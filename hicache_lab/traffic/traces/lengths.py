@@ -6,12 +6,11 @@ They say how long prompts are and when they came, not which of them share a pref
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 from hicache_lab.base.errors import InputError
 from hicache_lab.traffic.traces import files
-from hicache_lab.traffic.traces.hashed import Skips
+from hicache_lab.traffic.traces.files import Skips
 from hicache_lab.traffic.traces.times import arrivals, seconds
 from hicache_lab.traffic.traces.trace import MOST_EXACT, Trace
 
@@ -24,40 +23,61 @@ _NAMES = {
 LENGTHS_NOTE = "lengths only: no prefix information in this format"
 
 
+_HEADER_CHARACTERS = 4096
+
+
 def looks_like_lengths(header: str) -> bool:
-    """Whether a first line is the header of such a CSV."""
-    columns = [column.strip().lower() for column in next(csv.reader([header]), [])]
-    return all(any(name in columns for name in _NAMES[wanted]) for wanted in ("input", "output"))
+    """Whether a first line is the header of such a CSV, its lines ending as they may."""
+    columns = _columns(_fields(header[:_HEADER_CHARACTERS].partition("\r")[0]))
+    return columns["input"] >= 0 and columns["output"] >= 0
+
+
+def _fields(line: str) -> list[str]:
+    """The fields of one line of CSV.
+
+    Raises:
+        ValueError: a field of more than 131,072 characters, or a carriage return in the middle.
+    """
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error as error:
+        cure = "; its lines end in CR alone: tr '\\r' '\\n' < FILE > NEW" if "\r" in line.rstrip() else ""
+        raise ValueError(f"not a line of CSV ({error}{cure})") from None
+
+
+def _columns(header: list[str]) -> dict[str, int]:
+    """Where time, input and output stand; -1: in no column."""
+    names = [name.strip().lower() for name in header]
+    return {
+        column: next((names.index(name) for name in known if name in names), -1) for column, known in _NAMES.items()
+    }
 
 
 def read_lengths_csv(path: Path, *, skip_bad: bool = False) -> Trace:
     """Read a CSV with a prompt and an output length a line (Azure 2023/2024, BurstGPT and alike)."""
-    rows = ((number, next(csv.reader([line]))) for number, line in files.lines(path))
-    _, header = next(rows, (0, [""]))
-    columns = [column.strip().lower() for column in header]
-    place = {
-        wanted: next((columns.index(name) for name in names if name in columns), -1) for wanted, names in _NAMES.items()
-    }
+    lines = files.lines(path)
+    first, text = next(lines, (1, ""))
+    try:
+        header = _fields(text)
+    except ValueError as error:
+        raise InputError(f"{path}:{first}: {error}") from None
+    place = _columns(header)
     if place["input"] < 0 or place["output"] < 0:
         raise InputError(
-            f"{path}:1: expected columns such as ContextTokens and GeneratedTokens, got {', '.join(header)}"
+            f"{path}:{first}: expected columns such as ContextTokens and GeneratedTokens, got {', '.join(header)}"
         )
     inputs: list[int] = []
     outputs: list[int] = []
     times: list[float | None] = []
-    skips = Skips()
-    for number, row in rows:
+    skips = Skips(skip_bad)
+    for number, line in lines:
         try:
+            row = _fields(line)
             tokens = _length(row[place["input"]]), _length(row[place["output"]])
             stamp = seconds(row[place["time"]]) if place["time"] >= 0 else None
         except (ValueError, IndexError) as error:
             reason = "a column is missing" if isinstance(error, IndexError) else str(error)
-            if not skip_bad:
-                raise InputError(
-                    f"{path}:{number}: expected whole numbers of tokens ({reason}); fix the line, or leave bad lines "
-                    "out with --skip-bad-lines"
-                ) from None
-            skips.add("bad line", f"{path}:{number}: {reason}")
+            skips.bad("line", f"{path}:{number}", f"expected whole numbers of tokens ({reason})")
             continue
         inputs.append(tokens[0])
         outputs.append(tokens[1])
@@ -90,15 +110,13 @@ def read_bench_serving(path: Path, *, skip_bad: bool = False) -> Trace:
     """Read ``input_lens`` and ``output_lens`` of bench_serving's result file (written with ``--output-details``)."""
     inputs: list[int] = []
     outputs: list[int] = []
-    skips = Skips()
+    skips = Skips(skip_bad)
     runs = 0
     for number, line in files.lines(path):
         try:
             asked, answered = _lengths_of_run(line)
         except ValueError as error:
-            if not skip_bad:
-                raise InputError(f"{path}:{number}: {error}") from None
-            skips.add("bad line", f"{path}:{number}: {error}")
+            skips.bad("line", f"{path}:{number}", error)
             continue
         inputs += asked
         outputs += answered
@@ -110,10 +128,7 @@ def read_bench_serving(path: Path, *, skip_bad: bool = False) -> Trace:
 
 
 def _lengths_of_run(line: str) -> tuple[list[int], list[int]]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error}); fix the line, or leave bad lines out with --skip-bad-lines") from None
+    record = files.decode_json(line)
     lens = [record.get(key) for key in ("input_lens", "output_lens")] if isinstance(record, dict) else []
     lists = [values for values in lens if isinstance(values, list)]
     if len(lists) != 2:

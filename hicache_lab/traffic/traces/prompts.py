@@ -16,7 +16,7 @@ from typing import Any
 
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.traffic.traces import files
-from hicache_lab.traffic.traces.hashed import Skips
+from hicache_lab.traffic.traces.files import Skips
 from hicache_lab.traffic.traces.times import arrivals, seconds
 from hicache_lab.traffic.traces.trace import Trace
 
@@ -100,7 +100,7 @@ def read_prompts(
         sessions_at_once: how many conversations run side by side.
         skip_bad: count bad records instead of stopping at the first.
     """
-    skips = Skips() if skip_bad else None
+    skips = Skips(skip_bad)
     sessions = list(_sessions(path, skips))
     notes = []
     if any(len(session) > 1 for session in sessions):
@@ -122,12 +122,12 @@ def tokenized(
     *,
     block_tokens: int,
     tokenizer: Tokenizer | None,
-    skips: Skips | None,
+    skips: Skips,
     notes: Sequence[str],
 ) -> Trace:
     """Turn requests into a trace."""
     if not requests:
-        left_out = f" ({sum(skips.counts.values())} records left out)" if skips and skips.counts else ""
+        left_out = f" ({sum(skips.counts.values())} records left out)" if skips.counts else ""
         raise InputError(f"{path}: holds no request with a prompt{left_out}")
     remarks = list(notes)
     encode = tokenizer
@@ -148,15 +148,14 @@ def tokenized(
             return both[:border], both[border:]
         return _encoded(prompt, encode), _encoded(output, encode)
 
-    if skips and skips.counts:
-        remarks.append(f"left out, for example {skips.examples[0]}")
+    remarks += skips.notes()
     arrival_s, timing = arrivals([request.arrival for request in requests])
     trace = Trace.from_tokens(
         map(ids, requests),
         block_tokens=block_tokens,
         arrival_s=arrival_s,
         origin=f"measured: {path.name}",
-        skipped=skips.counts if skips else None,
+        skipped=skips.counts,
         notes=(*remarks, *timing),
     )
     if trace.references:
@@ -201,46 +200,33 @@ def interleave(sessions: Sequence[list[Request]], at_once: int) -> list[Request]
     return ordered
 
 
-def _sessions(path: Path, skips: Skips | None) -> Iterator[list[Request]]:
+def _sessions(path: Path, skips: Skips) -> Iterator[list[Request]]:
     for where, record in _records(path):
         try:
             if isinstance(record, ValueError):
                 raise record
             yield session_of(record)
         except ValueError as error:
-            if skips is None:
-                raise InputError(
-                    f"{where}: {error}; fix the record, or leave bad ones out with --skip-bad-lines"
-                ) from None
-            skips.add("bad record", f"{where}: {error}")
+            skips.bad("record", where, error)
 
 
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (place, decoded record or the ValueError it raised) of JSONL, or of one JSON array."""
     stream = files.lines(path)
     first = next(stream, None)
-    if first is None:
-        return
-    number, text = first
-    if text.lstrip().startswith("["):
-        with files.opened(path) as whole:
-            try:
-                array = json.loads(whole.read())
-            except ValueError as error:
-                raise InputError(f"{path}: not one JSON array ({error})") from None
-        for index, record in enumerate(array, 1):
-            yield f"{path} record {index}", record
-        return
-    while True:
+    if first is not None and first[1].lstrip().startswith("["):
         try:
-            yield f"{path}:{number}", json.loads(text)
+            array = files.decode_json(files.all_of(path))
+        except ValueError as error:
+            raise InputError(f"{path}: not one JSON array: {error}") from None
+        yield from ((f"{path} record {index}", record) for index, record in enumerate(array, 1))
+        return
+    for number, text in (first, *stream) if first is not None else ():
+        try:
+            yield f"{path}:{number}", files.decode_json(text)
         except ValueError as error:
             odd = "; it holds bytes that are not UTF-8" if _ESCAPED_BYTE.search(text) else ""
-            yield f"{path}:{number}", ValueError(f"not JSON ({error}{odd})")
-        following = next(stream, None)
-        if following is None:
-            return
-        number, text = following
+            yield f"{path}:{number}", ValueError(f"{error}{odd}")
 
 
 def session_of(record: Any) -> list[Request]:
@@ -305,7 +291,10 @@ def _message(message: Any) -> tuple[str, str]:
 
 def _canonical(value: Any) -> str:
     """Text for what a chat template would render its own way: equal values give equal text, so prefixes hold."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    try:
+        return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _render(role: str, text: str) -> str:

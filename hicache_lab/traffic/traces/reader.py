@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -70,7 +69,7 @@ def _is_stamped(first: str) -> bool:
 
 def _json_format(path: Path, first: str) -> str | None:
     try:
-        record = json.loads(first)
+        record = files.decode_json(first)
     except ValueError:
         return None
     keys = set(record)
@@ -147,21 +146,32 @@ def read_trace(
 
 @contextmanager
 def on_disk(path: Path) -> Iterator[Path]:
-    """A stream cannot be looked at first and read then: it is kept in a file for that time. Files stay as they are."""
+    """A stream cannot be looked at first and read then: it is kept in a file for that time. Files stay as they are.
+
+    Raises:
+        InputError: a stream that would take more than half of the room for temporary files.
+    """
     if str(path) != "-" and not path.is_fifo() and not path.is_char_device():
         yield path
         return
-    with tempfile.NamedTemporaryFile(prefix="hicache-lab-trace-") as kept:
-        if str(path) == "-":
-            shutil.copyfileobj(sys.stdin.buffer, kept)
-        else:
-            with path.open("rb") as stream:
-                shutil.copyfileobj(stream, kept)
-        kept.flush()
+    name = stream_name(path)
+    if str(path) == "-" and sys.stdin is None:
+        raise UsageError("standard input is closed; give a trace file")
+    with tempfile.NamedTemporaryFile(prefix="hicache-lab-trace-") as copy:
+        room = shutil.disk_usage(copy.name).free // 2
         try:
-            yield Path(kept.name)
+            with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as stream:
+                while (block := stream.read(files.CHUNK_BYTES)) and room >= len(block):
+                    room -= copy.write(block)
+            copy.flush()
+        except OSError as error:
+            raise InputError(f"{name}: cannot be kept in {tempfile.gettempdir()} ({error.strerror})") from None
+        if block:
+            raise InputError(f"{name}: takes over half of the room in {tempfile.gettempdir()}; TMPDIR names another")
+        try:
+            yield Path(copy.name)
         except InputError as error:
-            raise InputError(str(error).replace(kept.name, stream_name(path))) from None
+            raise InputError(str(error).replace(copy.name, name)) from None
 
 
 def stream_name(path: Path) -> str:
