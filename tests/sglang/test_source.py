@@ -25,7 +25,7 @@ def machine_module(machine=None) -> Module:
 
 def own_form(since: str, name: str, machine=None) -> helpers.Form:
     module = machine_module(machine)
-    return helpers.Form(since, tuple(row.digest for row in helpers.fingerprint(module, module.functions[name])))
+    return helpers.Form(since, tuple(digest for digest, _ in helpers.fingerprint(module, module.functions[name])))
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
-"""The functions below a check that are no plain arithmetic: fingerprints, compared with those of examined releases.
+"""The functions below a check that are not plain arithmetic: fingerprints, compared with those of examined releases.
 
-`symbols` follows what a helper returns at its end. Loops, early returns, conditions and handlers it does not follow,
-and the headroom of a control group is little else. Such a function is compared statement by statement: each is written
-down in a form that knows no names of locals, no annotations, no comments and no log lines, and hashed. The hashes of
+`symbols` follows what a helper returns at its end. It does not follow loops, early returns, conditions and
+handlers, of which the headroom of a control group mostly consists. Such a function is compared statement by statement:
+each is written down without names of locals, annotations, comments and log lines, and hashed. The hashes of
 the examined releases are data (``guard_helpers.json``, made by ``scripts/record_helpers.py``).
 """
 
@@ -24,8 +24,8 @@ from hicache_lab.sglang.source.tree import Line, Module
 
 PREFIX = "helper "
 _LOGGERS = ("logger", "log", "logging")
-# what says nothing of what is computed
-_SILENT = {"ctx", "kind", "type_comment", "type_params", "annotation", "returns", "lineno", "simple"}
+# fields that change nothing of what is computed
+_IGNORED = {"ctx", "kind", "type_comment", "type_params", "annotation", "returns", "lineno", "simple"}
 
 
 @dataclass(frozen=True)
@@ -67,37 +67,33 @@ def helper_facts(lines: Iterable[tuple[Module, Line]]) -> Iterator[Fact]:
 
 
 def reached(lines: Iterable[tuple[Module, Line]]) -> Iterator[tuple[Module, ast.FunctionDef]]:
-    """The functions below the given lines, plain arithmetic left out unless something that is none stands above it."""
+    """The functions below the given lines, without plain arithmetic unless something else stands above it."""
     pending = [
-        (*found, False)
+        (*called, False)
         for module, line in lines
         for node in ast.walk(module.body)
         if isinstance(node, ast.expr) and node.lineno == line.number
-        for found in _named(module, node)
+        for called in _named(module, node)
     ]
-    seen: set[tuple[int, bool]] = set()
-    told: set[int] = set()
+    opaque_by_function: dict[int, bool] = {}
     while pending:
-        module, function, below = pending.pop(0)
-        # a control group's grant stays a name in the arithmetic, so even a plain one is not followed
-        opaque = below or not _is_plain(function) or "cgroup" in function.name
-        if (id(function), opaque) in seen:
+        module, function, is_below = pending.pop(0)
+        # the memory that a control group leaves stays a name in the arithmetic, so its function is always compared
+        is_opaque = is_below or not _is_plain(function) or "cgroup" in function.name
+        before = opaque_by_function.get(id(function))
+        if before or before == is_opaque:
             continue
-        seen.add((id(function), opaque))
-        if opaque and id(function) not in told:
-            told.add(id(function))
+        opaque_by_function[id(function)] = is_opaque
+        if is_opaque:
             yield module, function
-        pending += [(*found, opaque) for found in _named(module, function)]
+        pending += [(*called, is_opaque) for called in _named(module, function)]
 
 
 def _named(module: Module, node: ast.AST) -> list[tuple[Module, ast.FunctionDef]]:
     """The functions of the tree that are named in a node."""
-    found = []
-    for name in dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name)):
-        home, key = definition(module, name)
-        if home is not None and key in home.functions:
-            found.append((home, home.functions[key]))
-    return found
+    names = dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+    homes = [definition(module, name) for name in names]
+    return [(home, home.functions[key]) for home, key in homes if home is not None and key in home.functions]
 
 
 def _is_plain(function: ast.FunctionDef) -> bool:
@@ -124,18 +120,11 @@ def _is_log(statement: ast.stmt) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One statement of a helper, as it is compared and where it stands."""
-
-    digest: str
-    line: Line
-
-
 def _fact(module: Module, function: ast.FunctionDef) -> Fact:
+    """Which release's form a helper has, or where it first differs from the form that is nearest."""
     name = PREFIX + function.name
     rows = fingerprint(module, function)
-    hashes = tuple(row.digest for row in rows)
+    hashes = tuple(digest for digest, _ in rows)
     forms = known_forms().get(function.name, ())
     if function.name in module.constants:
         line = module.line(module.constants[function.name])
@@ -145,25 +134,17 @@ def _fact(module: Module, function: ast.FunctionDef) -> Fact:
             return Fact(name, str(form), function.name, module.line(function))
     if not forms:
         return Fact(name, UNRECOGNISED, "no examined release has such a function", module.line(function))
-    nearest = max(forms, key=lambda form: _alike(form.hashes, hashes).ratio())
-    return _first_difference(name, nearest, rows)
+    matchers = [SequenceMatcher(None, form.hashes, hashes, autojunk=False) for form in forms]
+    nearest = max(matchers, key=SequenceMatcher.ratio)
+    kind, _, _, at, _ = next(code for code in nearest.get_opcodes() if code[0] != "equal")
+    line = rows[min(at, len(rows) - 1)][1]
+    place = "before" if at < len(rows) else "after"
+    return Fact(
+        name, UNRECOGNISED, f"something is missing {place}: {line.text}" if kind == "delete" else line.text, line
+    )
 
 
-def _alike(known: tuple[str, ...], found: tuple[str, ...]) -> SequenceMatcher[str]:
-    return SequenceMatcher(None, known, found, autojunk=False)
-
-
-def _first_difference(name: str, form: Form, rows: list[_Row]) -> Fact:
-    matcher = _alike(form.hashes, tuple(row.digest for row in rows))
-    kind, _, _, at, _ = next(code for code in matcher.get_opcodes() if code[0] != "equal")
-    line = rows[min(at, len(rows) - 1)].line
-    if kind == "delete":
-        place = "before" if at < len(rows) else "after"
-        return Fact(name, UNRECOGNISED, f"something is missing {place}: {line.text}", line)
-    return Fact(name, UNRECOGNISED, line.text, line)
-
-
-def fingerprint(module: Module, function: ast.FunctionDef) -> list[_Row]:
+def fingerprint(module: Module, function: ast.FunctionDef) -> list[tuple[str, Line]]:
     """A function's statements in order, hashed, and the constants of its module that it uses.
 
     Args:
@@ -171,113 +152,94 @@ def fingerprint(module: Module, function: ast.FunctionDef) -> list[_Row]:
         function: the function itself; its own name does not count.
 
     Returns:
-        One row for the parameters, one for each statement, one for each constant.
+        A hash and a line for the parameters, for each statement, and for each constant.
     """
-    names = _Names(function)
-    parameters = names.words([*function.decorator_list, function.args])
-    rows = [_row(module, function, f"def {parameters}")]
-    rows += _block(module, function.body, names, "")
-    for name in _used(function):
+    canonical = _Canonical(function)
+    rows = [_row(module, function, f"def {canonical.text([*function.decorator_list, function.args])}")]
+    rows += _block(module, function.body, canonical, "")
+    for name in list(canonical.used):
         home, key = definition(module, name)
-        if home is not None and key in home.constants and name not in names.local:
-            value = Scope(home).meaning(home.constants[key])
+        if home is not None and key in home.constants and name not in canonical.local:
+            constant = home.constants[key]
+            value = Scope(home).meaning(constant)
             amount = number(value)
-            said = f"{amount:g}" if amount is not None else _Names(value).words([home.constants[key]])
-            rows.append(_row(home, home.constants[key], f"constant {name} {said}"))
+            text = f"{amount:g}" if amount is not None else _Canonical(value).text([constant])
+            rows.append(_row(home, constant, f"constant {name} {text}"))
     return rows
 
 
-def _row(module: Module, node: ast.AST, words: str) -> _Row:
-    return _Row(hashlib.sha256(words.encode()).hexdigest()[:10], module.line(node))
+def _row(module: Module, node: ast.AST, text: str) -> tuple[str, Line]:
+    return hashlib.sha256(text.encode()).hexdigest()[:10], module.line(node)
 
 
-def _used(function: ast.FunctionDef) -> dict[str, None]:
-    """The names that a function uses beside its log lines, in order."""
-    parts: list[ast.AST] = [function.args]
-    for statement in _statements(function.body):
-        if not _is_log(statement):
-            parts += _parts(statement)[0]
-    return dict.fromkeys(node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name))
+def _blocks(node: ast.AST) -> list[tuple[str, list[ast.stmt]]]:
+    """A statement's blocks by name (a handler and a case are blocks with a head)."""
+    return [
+        (field, value)
+        for field, value in ast.iter_fields(node)
+        if isinstance(value, list) and value and isinstance(value[0], ast.stmt | ast.ExceptHandler | ast.match_case)
+    ]
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in body:
-        yield statement
-        for _, block in _parts(statement)[1]:
-            yield from _statements(block)
-
-
-def _parts(node: ast.AST) -> tuple[list[ast.AST], list[tuple[str, list[ast.stmt]]]]:
-    """A statement's own expressions, and its blocks by name (a handler and a case are blocks with a head)."""
-    own: list[ast.AST] = []
-    blocks: list[tuple[str, list[ast.stmt]]] = []
-    for field, value in ast.iter_fields(node):
-        if field in _SILENT:
-            continue
-        values = value if isinstance(value, list) else [value]
-        if values and isinstance(values[0], ast.stmt | ast.ExceptHandler | ast.match_case):
-            blocks.append((field, values))
-        else:
-            own += [one for one in values if isinstance(one, ast.AST)]
-    return own, blocks
-
-
-def _block(module: Module, body: list[ast.stmt], names: _Names, path: str) -> Iterator[_Row]:
+def _block(module: Module, body: list[ast.stmt], canonical: _Canonical, path: str) -> Iterator[tuple[str, Line]]:
     """Rows of a block; ``path`` says which blocks it stands in."""
     for statement in body:
         if _is_text(statement) or _is_log(statement):
             continue
-        _, blocks = _parts(statement)
+        blocks = _blocks(statement)
         line_of = statement if hasattr(statement, "lineno") else blocks[0][1][0]
-        yield _row(module, line_of, f"{path} {names.words([statement])}")
+        yield _row(module, line_of, f"{path} {canonical.text([statement])}")
         for field, block in blocks:
-            yield from _block(module, block, names, f"{path}/{type(statement).__name__}.{field}")
+            yield from _block(module, block, canonical, f"{path}/{type(statement).__name__}.{field}")
 
 
-class _Names:
-    """Nodes as words, in which a local goes by the place where it first occurs."""
+class _Canonical:
+    """Nodes as text, in which a local goes by the place where it first occurs.
+
+    The same on every Python, unlike ``ast.dump`` and ``ast.unparse``. ``used`` collects the names that occur.
+    """
 
     def __init__(self, scope: ast.AST) -> None:
         self.local: set[str] = set()
+        self.used: dict[str, None] = {}
         self._numbers: dict[str, int] = {}
-        keyword_only = {
-            argument.arg for node in ast.walk(scope) if isinstance(node, ast.arguments) for argument in node.kwonlyargs
-        }
-        for node in ast.walk(scope):
+        nodes = list(ast.walk(scope))
+        keyword_only = {arg.arg for node in nodes if isinstance(node, ast.arguments) for arg in node.kwonlyargs}
+        for node in nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 self.local.add(node.id)
             elif isinstance(node, ast.arg) and node.arg not in keyword_only:
                 self.local.add(node.arg)
             elif isinstance(node, ast.ExceptHandler) and node.name:
                 self.local.add(node.name)
-        for node in ast.walk(scope):
-            if isinstance(node, ast.Global | ast.Nonlocal):
-                self.local -= set(node.names)
+        self.local -= {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
 
-    def words(self, nodes: list[ast.AST]) -> str:
-        """Nodes without their blocks; the same on every Python, unlike ``ast.dump`` and ``ast.unparse``."""
-        return " ".join(self._word(node) for node in nodes)
+    def text(self, nodes: list[ast.AST]) -> str:
+        """Nodes without their blocks."""
+        return " ".join(self._text(node) for node in nodes)
 
-    def _word(self, value: object) -> str:
+    def _text(self, value: object) -> str:
         match value:
-            case ast.AnnAssign(target=target, value=given) if given is not None:
-                return self._word(ast.Assign([target], given))
+            case ast.AnnAssign(target=target, value=assigned) if assigned is not None:
+                return self._text(ast.Assign([target], assigned))
             case ast.AST():
+                if isinstance(value, ast.Name):
+                    self.used[value.id] = None
                 return f"{type(value).__name__}({' '.join(self._fields(value))})"
             case list():
-                return f"[{' '.join(self._word(one) for one in value)}]"
+                return f"[{' '.join(self._text(one) for one in value)}]"
             case str() if value in self.local:
                 return f"local {self._numbers.setdefault(value, len(self._numbers))}"
         return repr(value)
 
     def _fields(self, node: ast.AST) -> Iterator[str]:
-        blocks = {field for field, _ in _parts(node)[1]} if isinstance(node, ast.stmt) else {"body"}
+        blocks = {field for field, _ in _blocks(node)} if isinstance(node, ast.stmt) else {"body"}
         if isinstance(node, ast.Constant):
-            yield repr(node.value)  # a text that happens to be a local's name is none
+            yield repr(node.value)  # never the name of a local, even where the text is the same
             return
         for field, value in ast.iter_fields(node):
             keeps_body = isinstance(node, ast.IfExp | ast.Lambda)
-            if field in _SILENT or value in (None, []) or (field in blocks and not keeps_body):
+            if field in _IGNORED or value in (None, []) or (field in blocks and not keeps_body):
                 continue
-            named = field in ("id", "arg", "name") and not isinstance(node, ast.keyword)
-            yield f"{field}={self._word(value) if named or not isinstance(value, str) else repr(value)}"
+            is_name = field in ("id", "arg", "name") and not isinstance(node, ast.keyword)
+            yield f"{field}={self._text(value) if is_name or not isinstance(value, str) else repr(value)}"

@@ -261,7 +261,8 @@ def read_helpers(tree: Tree) -> dict[str, tuple[str, ...]]:
     sized = _sized(tree)
     lines = _called_from(tree, [*sized, *_checked(tree, sized)])
     return {
-        function.name: tuple(row.digest for row in fingerprint(module, function)) for module, function in reached(lines)
+        function.name: tuple(digest for digest, _ in fingerprint(module, function))
+        for module, function in reached(lines)
     }
 
 
