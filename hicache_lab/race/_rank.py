@@ -41,7 +41,7 @@ def has_command(wait_seconds: float) -> bool:
 
 
 def take(n_bytes: int, bytes_per_second: float, stops: list[int]) -> mmap.mmap | None:
-    """Make ``n_bytes`` resident at a rate, waiting at each of ``stops``; None when told to end meanwhile."""
+    """Make ``n_bytes`` resident at a rate, waiting at each of ``stops``; None when asked to end meanwhile."""
     pool = mmap.mmap(-1, max(n_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages

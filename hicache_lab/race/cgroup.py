@@ -105,7 +105,7 @@ def find_layout(proc: Path = Path("/proc")) -> Layout:
     """Find the memory controller of this process.
 
     Raises:
-        HostError: there is none, or ``/proc`` does not tell.
+        HostError: there is none, or ``/proc`` cannot be read.
     """
     try:
         mounts = (proc / "self/mountinfo").read_text().splitlines()

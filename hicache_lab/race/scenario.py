@@ -178,7 +178,7 @@ class RaceResult:
     """How one race ended.
 
     Attributes:
-        scenario: what was asked, at full size.
+        scenario: what was raced, at full size.
         provenance: "simulated" (the virtual model) or "replayed" (real processes and the kernel).
         ranks: one record a rank.
         samples: memory over time, oldest first; bytes are as they really were, i.e. divided by ``scale``.

@@ -1,1 +1,1 @@
-"""What an SGLang release is told and what it does: releases, launch lines, argument resolution, source reader."""
+"""What an SGLang release is given and what it does: releases, launch lines, argument resolution, source reader."""

@@ -32,43 +32,26 @@ NEWEST = VERIFIED[-1]
 EXAMINED = f"{VERIFIED[0]} … {NEWEST}"
 """The range of examined releases in words."""
 
+_EQUALS = {
+    "0.4.4": "0.4.4.post1",
+    "0.4.5": "0.4.4.post4",
+    "0.4.6": "0.4.6.post1 0.4.6.post2 0.4.6.post3 0.4.6.post4",
+    "0.4.7": "0.4.6.post5",
+    "0.4.8": "0.4.7.post1 0.4.8.post1",
+    "0.4.9": "0.4.9.post1 0.4.9.post2",
+    "0.4.9.post6": "0.4.9.post3 0.4.9.post4 0.4.9.post5 0.4.10",
+    "0.4.10.post2": "0.5.0rc0 0.5.0rc1 0.5.0rc2",
+    "0.5.1": "0.5.1.post1 0.5.1.post2 0.5.1.post3",
+    "0.5.3": "0.5.3.post1 0.5.3.post2 0.5.3.post3",
+    "0.5.5": "0.5.4.post2 0.5.4.post3 0.5.5.post1 0.5.5.post2",
+    "0.5.6": "0.5.6.post1 0.5.6.post2",
+    "0.5.8": "0.5.8.post1",
+    "0.5.12": "0.5.12.post1",
+    "0.5.13": "0.5.13.post1",
+    "0.5.15": "0.5.15.post1",
+}
 READ_EQUAL: Mapping[str, str] = MappingProxyType(
-    {
-        "0.4.4.post1": "0.4.4",
-        "0.4.4.post4": "0.4.5",
-        "0.4.6.post1": "0.4.6",
-        "0.4.6.post2": "0.4.6",
-        "0.4.6.post3": "0.4.6",
-        "0.4.6.post4": "0.4.6",
-        "0.4.6.post5": "0.4.7",
-        "0.4.7.post1": "0.4.8",
-        "0.4.8.post1": "0.4.8",
-        "0.4.9.post1": "0.4.9",
-        "0.4.9.post2": "0.4.9",
-        "0.4.9.post3": "0.4.9.post6",
-        "0.4.9.post4": "0.4.9.post6",
-        "0.4.9.post5": "0.4.9.post6",
-        "0.4.10": "0.4.9.post6",
-        "0.5.0rc0": "0.4.10.post2",
-        "0.5.0rc1": "0.4.10.post2",
-        "0.5.0rc2": "0.4.10.post2",
-        "0.5.1.post1": "0.5.1",
-        "0.5.1.post2": "0.5.1",
-        "0.5.1.post3": "0.5.1",
-        "0.5.3.post1": "0.5.3",
-        "0.5.3.post2": "0.5.3",
-        "0.5.3.post3": "0.5.3",
-        "0.5.4.post2": "0.5.5",
-        "0.5.4.post3": "0.5.5",
-        "0.5.5.post1": "0.5.5",
-        "0.5.5.post2": "0.5.5",
-        "0.5.6.post1": "0.5.6",
-        "0.5.6.post2": "0.5.6",
-        "0.5.8.post1": "0.5.8",
-        "0.5.12.post1": "0.5.12",
-        "0.5.13.post1": "0.5.13",
-        "0.5.15.post1": "0.5.15",
-    }
+    {read: known for known, equal in _EQUALS.items() for read in equal.split()}
 )
 """Releases read beside an examined one: host pools, their order, flags and pipeline split are the same in both."""
 
@@ -522,23 +505,23 @@ def rules_for(version: str) -> ReleaseRules:
     Raises:
         UnknownFact: not a version, or older than 0.4.4, the first release with a host tier.
     """
-    wanted = parse_version(version)
-    if wanted < Version(VERIFIED[0]):
+    release = parse_version(version)
+    if release < Version(VERIFIED[0]):
         raise UnknownFact(
             f"--sglang-version {version}: known releases start at {VERIFIED[0]}; "
             "earlier ones have no hierarchical cache"
         )
-    applied = [(changes, source) for since, changes, source in CHANGES if Version(since) <= wanted]
+    applied = [(changes, source) for since, changes, source in CHANGES if Version(since) <= release]
     merged = {name: value for changes, _ in applied for name, value in changes.items()}
-    rules = replace(ReleaseRules(version=str(wanted)), **merged, sources=tuple(source for _, source in applied))
+    rules = replace(ReleaseRules(version=str(release)), **merged, sources=tuple(source for _, source in applied))
     exact = {Version(known) for known in VERIFIED}
     # a build for one CUDA or ROCm ("0.5.8+cu129") is the release itself; a development build is not
-    if wanted.local and not wanted.is_devrelease:
-        wanted = Version(wanted.public)
-    if wanted in exact or wanted in {Version(known) for known in (*READ_EQUAL, *READ)}:
+    if release.local and not release.is_devrelease:
+        release = Version(release.public)
+    if release in exact or release in {Version(known) for known in (*READ_EQUAL, *READ)}:
         return rules
-    older = max(known for known in exact if known <= wanted)
-    relation = "newer than the newest examined release" if wanted > Version(NEWEST) else "not an examined release"
+    older = max(known for known in exact if known <= release)
+    relation = "newer than the newest examined release" if release > Version(NEWEST) else "not an examined release"
     return replace(
         rules,
         verified=False,

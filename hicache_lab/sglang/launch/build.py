@@ -58,7 +58,7 @@ def changed(config: LaunchConfig, changes: Mapping[str, Any]) -> LaunchConfig:
         changes: field or option name → value, e.g. ``{"hicache_size": 48}`` or ``{"--page-size": 64}``.
 
     Raises:
-        UsageError: a name that is no flag of ``LaunchConfig``, or a value of the wrong type.
+        UsageError: a name that is not a flag of ``LaunchConfig``, or a value of the wrong type.
     """
     fields: dict[str, Any] = {}
     for name, value in changes.items():

@@ -70,8 +70,8 @@ def parse_launch(
         UsageError: no SGLang launch, several different ones, or an option the server would not understand.
         InputError: the ``--config`` file is missing or not a YAML mapping.
     """
-    found = parse_launches(text, sglang_version=sglang_version, base_dir=base_dir, variables=variables)
-    distinct = list(dict.fromkeys(found))
+    launches = parse_launches(text, sglang_version=sglang_version, base_dir=base_dir, variables=variables)
+    distinct = list(dict.fromkeys(launches))
     if len(distinct) > 1:
         lines = "; ".join(f"{i}: {_short(one)}" for i, one in enumerate(distinct, 1))
         raise UsageError(f"{len(distinct)} different SGLang launches in this text; give one of them ({lines})")
@@ -100,12 +100,12 @@ def parse_launches(
         if len(text) > _LONGEST:
             raise UsageError(f"a launch of {len(text):,} characters? give the launch itself (to {_LONGEST:,})")
         cleaned, notes = clean_paste(text)
-        found = _in_text(cleaned, known)
+        launches = _in_text(cleaned, known)
     else:
-        found = _in_words(_plain_words(text), known)
-    if not found:
+        launches = _in_words(_plain_words(text), known)
+    if not launches:
         raise UsageError(_nothing_found(text if isinstance(text, str) else shlex.join(text)))
-    return tuple(replace(_config(one, version, base_dir, notes), sglang_version=sglang_version) for one in found)
+    return tuple(replace(_config(one, version, base_dir, notes), sglang_version=sglang_version) for one in launches)
 
 
 def _in_text(text: str, variables: Mapping[str, str]) -> list[_FoundLaunch]:
@@ -114,13 +114,13 @@ def _in_text(text: str, variables: Mapping[str, str]) -> list[_FoundLaunch]:
         return _in_wrapped([unit], variables)
     if looks_like_document(text):
         return _in_wrapped(read_documents(text), variables)
-    found = _in_shell(text, variables)
-    if not found and (listed := dockerfile_argv(text)):
-        found = _in_words(_plain_words(listed), variables)
+    launches = _in_shell(text, variables)
+    if not launches and (listed := dockerfile_argv(text)):
+        launches = _in_words(_plain_words(listed), variables)
     share = batch_script(text)
-    for one in found:
+    for one in launches:
         one.container = one.container or share
-    return found
+    return launches
 
 
 def _plain_words(texts: Sequence[str]) -> list[ShellWord]:
@@ -187,7 +187,7 @@ def _assignments(words: Sequence[ShellWord]) -> dict[str, str]:
 def _in_shell(text: str, variables: Mapping[str, str], depth: int = 0) -> list[_FoundLaunch]:
     commands = read_commands(text, variables)
     exported: dict[str, str] = {}
-    found: list[_FoundLaunch] = []
+    launches: list[_FoundLaunch] = []
     for number, command in enumerate(commands):
         if command.words[0].text == "export":
             exported |= _assignments(command.words)
@@ -199,8 +199,8 @@ def _in_shell(text: str, variables: Mapping[str, str], depth: int = 0) -> list[_
             if inherits_environment(one.container):
                 one.env = exported | one.env
             _check_torn(commands[number + 1 : number + 2])
-            found.append(one)
-    return found
+            launches.append(one)
+    return launches
 
 
 def _check_torn(following: Sequence[Command]) -> None:
@@ -214,7 +214,7 @@ def _check_torn(following: Sequence[Command]) -> None:
 
 
 def _in_wrapped(commands: Sequence[Wrapped], variables: Mapping[str, str]) -> list[_FoundLaunch]:
-    found = []
+    launches = []
     for wrapped in commands:
         known = {**variables, **dict(wrapped.env)}
         if wrapped.shell is not None:
@@ -227,8 +227,8 @@ def _in_wrapped(commands: Sequence[Wrapped], variables: Mapping[str, str]) -> li
         for one in inner:
             one.container = one.container or wrapped.container
             one.env = dict(wrapped.env) | one.env
-        found += inner
-    return found
+        launches += inner
+    return launches
 
 
 def _kubernetes_word(text: str, variables: Mapping[str, str]) -> ShellWord:
@@ -251,16 +251,16 @@ def _bare_arguments(words: list[ShellWord]) -> list[_FoundLaunch]:
     return [_FoundLaunch(_plain_words(["python", "-m", "sglang.launch_server"]), words)]
 
 
-def _config(found: _FoundLaunch, version: Version | None, base_dir: Path | None, notes: Sequence[str]) -> LaunchConfig:
-    options = read_options(found.options, version, is_serve=found.is_serve)
+def _config(launch: _FoundLaunch, version: Version | None, base_dir: Path | None, notes: Sequence[str]) -> LaunchConfig:
+    options = read_options(launch.options, version, is_serve=launch.is_serve)
     merge_config_file(options, base_dir)
     return LaunchConfig(
         **options.values,
         other=tuple(options.other),
-        env=tuple((name, _without_secret(name, value)) for name, value in found.env.items()),
-        container=found.container,
-        notes=tuple(dict.fromkeys([*notes, *found.notes, *options.notes])),
-        source=LaunchSource("command", "".join(_prefix(found.before)), tuple(options.typed)),
+        env=tuple((name, _without_secret(name, value)) for name, value in launch.env.items()),
+        container=launch.container,
+        notes=tuple(dict.fromkeys([*notes, *launch.notes, *options.notes])),
+        source=LaunchSource("command", "".join(_prefix(launch.before)), tuple(options.typed)),
     )
 
 

@@ -203,16 +203,16 @@ class LaunchConfig:
     @property
     def rejections(self) -> tuple[Rejection, ...]:
         """What the server's own argument parser will refuse in any release that has the flag."""
-        found = []
+        rejections = []
         if isinstance(self.hicache_size, float):
-            found.append(
+            rejections.append(
                 Rejection(
                     "--hicache-size",
                     f"the server will not start with --hicache-size {self.hicache_size}: every release takes "
                     f"whole GB (1e9 bytes, per rank); write --hicache-size {int(self.hicache_size)}",
                 )
             )
-        return tuple(found)
+        return tuple(rejections)
 
     def given(self) -> Iterator[tuple[str, Any]]:
         """The flag fields that were given, as (field, value)."""

@@ -105,16 +105,16 @@ class _Reader:
     def sequence(self, depth: int) -> tuple[Any, ...]:
         closing = _CLOSING[self.text[self.at]]
         self.at += 1
-        found = []
+        values = []
         while (char := self.skip(",")) != closing:
             if not char:
                 raise _CutOffError
-            found.append(self.value(depth + 1))
+            values.append(self.value(depth + 1))
         self.at += 1
-        return tuple(found)
+        return tuple(values)
 
     def mapping(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         self.at += 1
         while (char := self.skip(",")) != "}":
             if not char:
@@ -122,9 +122,9 @@ class _Reader:
             key = self.value(depth + 1)
             if self.skip() == ":":
                 self.at += 1
-                found[str(key)] = self.value(depth + 1)
+                values[str(key)] = self.value(depth + 1)
         self.at += 1
-        return found
+        return values
 
 
 def _unescaped(match: re.Match[str]) -> str:
@@ -139,7 +139,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 def _entries(reader: _Reader) -> tuple[dict[str, Any], str | None]:
     """The top-level entries, and what is said about a loss: where the text ended, or None."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     is_repr = reader.text.startswith("ServerArgs(", reader.at)
     reader.at += len("ServerArgs(") if is_repr else 1
     closing, separator = (")", "=") if is_repr else ("}", ":")
@@ -155,12 +155,12 @@ def _entries(reader: _Reader) -> tuple[dict[str, Any], str | None]:
                 left_out = "server_args: somebody left fields out of this text; they are not known"
                 continue
             reader.at += 1
-            found[str(key)] = reader.value(1)
+            values[str(key)] = reader.value(1)
     except _CutOffError:
-        lost = f"the text ends inside {key}" if key is not None and str(key) not in found else "the text ends"
-        after = f" after {list(found)[-1]}" if found else ""
-        return found, f"server_args is cut off: {lost}{after}; the fields that follow are not known"
-    return found, left_out
+        lost = f"the text ends inside {key}" if key is not None and str(key) not in values else "the text ends"
+        after = f" after {list(values)[-1]}" if values else ""
+        return values, f"server_args is cut off: {lost}{after}; the fields that follow are not known"
+    return values, left_out
 
 
 def read_server_args(text: str) -> tuple[dict[str, Any], LaunchConfig] | None:

@@ -150,8 +150,8 @@ def _by_dest(dest: str, spelling: str) -> Flag:
 
 def _abbreviated(spelling: str, version: Version | None) -> Resolved | None:
     """Argparse's own rule: a prefix stands for the one option it begins, release by release."""
-    asked = [version] if version is not None else list(known_releases())
-    by_release = {one: _prefixed(spelling, one) for one in asked}
+    releases = [version] if version is not None else known_releases()
+    by_release = {one: _prefixed(spelling, one) for one in releases}
     unique = {next(iter(dests)) for dests in by_release.values() if len(dests) == 1}
     found = {f.name for f in known_flags().values() if f.name.startswith(spelling)}
     if not found:
@@ -224,20 +224,22 @@ def flags_unknown_to(config: LaunchConfig, version: str) -> tuple[Rejection, ...
     Returns:
         One entry an option, each naming the releases that have it.
     """
-    asked, found = release(version), []
+    parsed, rejections = release(version), []
     for name in _names(config):
         flag = known_flags().get(name)
         if flag is None:
-            found.append(Rejection(name, f"{name} is in none of the releases {_span()}"))
-        elif not flag.exists_in(asked) and _prefixed(name, asked) != {flag.dest}:
-            found.append(Rejection(name, f"{name} does not exist in {version}; releases that have it: {flag.history}"))
-    return tuple(found)
+            rejections.append(Rejection(name, f"{name} is in none of the releases {_span()}"))
+        elif not flag.exists_in(parsed) and _prefixed(name, parsed) != {flag.dest}:
+            rejections.append(
+                Rejection(name, f"{name} does not exist in {version}; releases that have it: {flag.history}")
+            )
+    return tuple(rejections)
 
 
 def _value_refused(name: str, value: object, flag: Flag, version: str) -> Rejection | None:
-    asked = release(version)
-    period = flag.period(asked)
-    if period is None or period.choices is None or value in period.choices or not flag.exists_in(asked):
+    parsed = release(version)
+    period = flag.period(parsed)
+    if period is None or period.choices is None or value in period.choices or not flag.exists_in(parsed):
         return None
     return Rejection(name, f"{name} {value}: {version} accepts {', '.join(period.choices)}")
 
@@ -249,29 +251,29 @@ def refusals(config: LaunchConfig, version: str) -> tuple[Rejection, ...]:
         config: the launch.
         version: the SGLang release.
     """
-    found = [*config.rejections, *flags_unknown_to(config, version)]
+    rejections = [*config.rejections, *flags_unknown_to(config, version)]
     for field_name, value in config.given():
         flag = known_flags()[flag_of(field_name)]
         refused = _value_refused(flag_of(field_name), value, flag, version)
         if refused is not None:
-            found.append(refused)
+            rejections.append(refused)
     for token in config.source.options if config.source else ():
-        found.extend(_spelling_refused(token.spelling, token.values, version))
-    return tuple(found)
+        rejections.extend(_spelling_refused(token.spelling, token.values, version))
+    return tuple(rejections)
 
 
 def _spelling_refused(spelling: str, values: tuple[str, ...], version: str) -> list[Rejection]:
-    asked = release(version)
+    parsed = release(version)
     if not spelling.startswith("--"):
         return []
     if "_" in spelling and spelling not in known_flags():
         return [Rejection(spelling, f"{spelling}: the server only knows {spelling.replace('_', '-')}")]
     exact = known_flags().get(spelling)
-    if exact is None or not exact.exists_in(asked):
-        clash = _prefixed(spelling, asked)
+    if exact is None or not exact.exists_in(parsed):
+        clash = _prefixed(spelling, parsed)
         if exact is None and len(clash) > 1:
             return [Rejection(spelling, f"{spelling}: ambiguous in {version}; write the whole name")]
         return []
-    if exact.si_since and asked < _version(exact.si_since) and values and not values[0].strip().isdigit():
+    if exact.si_since and parsed < _version(exact.si_since) and values and not values[0].strip().isdigit():
         return [Rejection(spelling, f"{spelling} {values[0]}: only {exact.si_since} and later read such a suffix")]
     return []

@@ -36,7 +36,7 @@ def render_launch(
         multiline: True puts each option on a line of its own, False all on one; None keeps the paste's way.
 
     Raises:
-        UsageError: a change that names no flag or has the wrong type.
+        UsageError: a change that does not name a flag or has the wrong type.
     """
     target = changed(config, changes) if changes else config
     source = target.source or LaunchSource("fields")

@@ -57,16 +57,16 @@ def systemd_unit(text: str) -> Wrapped | None:
     command = re.search(r"^ExecStart=[-@:+!]*((?:.*\\\n)*.*)", text, re.MULTILINE)
     if command is None:
         return None
-    found = Container("systemd")
+    container = Container("systemd")
     settings = dict(re.findall(r"^(MemoryMax|MemoryHigh|LimitMEMLOCK)=(\S+)", text, re.MULTILINE))
     limits = [binary_bytes(v, k) for k, v in settings.items() if k.startswith("Memory") and v != "infinity"]
     if limits:
-        found = replace(found, memory_bytes=min(limits))
+        container = replace(container, memory_bytes=min(limits))
     if "LimitMEMLOCK" in settings:
-        found = _memlock(found, settings["LimitMEMLOCK"].replace("infinity", "unlimited"))
+        container = _memlock(container, settings["LimitMEMLOCK"].replace("infinity", "unlimited"))
     words = [word for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE) for word in shlex.split(line)]
     env = tuple((name, value) for name, _, value in (word.partition("=") for word in words))
-    return Wrapped(command[1], (), found, env)
+    return Wrapped(command[1], (), container, env)
 
 
 def _memlock(container: Container, text: str) -> Container:
@@ -92,7 +92,7 @@ def docker_run(words: Sequence[str]) -> DockerRun | None:
     at = next(verbs, None)
     if at is None:
         return None
-    found, env, is_exec = Container("docker"), [], names[at] == "exec"
+    container, env, is_exec = Container("docker"), [], names[at] == "exec"
     at += 1
     while at < len(words) and words[at].startswith("-"):
         option, equals, value = words[at].partition("=")
@@ -103,22 +103,22 @@ def docker_run(words: Sequence[str]) -> DockerRun | None:
         if option in {"-e", "--env"} and "=" in value:
             name, _, text = value.partition("=")
             env.append((name, text))
-        found = _docker_option(found, option, value)
+        container = _docker_option(container, option, value)
     # after the options: the image, or for exec the name of a running container
     image = words[at] if at < len(words) and not is_exec and "compose" not in names[:at] else None
-    return DockerRun(replace(found, image=image), tuple(env), at + 1)
+    return DockerRun(replace(container, image=image), tuple(env), at + 1)
 
 
-def _docker_option(found: Container, option: str, value: str) -> Container:
+def _docker_option(container: Container, option: str, value: str) -> Container:
     if option in {"--memory", "-m"}:
-        return replace(found, memory_bytes=docker_bytes(value, option))
+        return replace(container, memory_bytes=docker_bytes(value, option))
     if option == "--shm-size":
-        return replace(found, shm_bytes=docker_bytes(value, option))
+        return replace(container, shm_bytes=docker_bytes(value, option))
     if option == "--ulimit" and value.startswith("memlock"):
-        return _memlock(found, value)
+        return _memlock(container, value)
     if option == "--ipc":
-        return replace(found, ipc=value)
-    return replace(found, privileged=True) if option == "--privileged" else found
+        return replace(container, ipc=value)
+    return replace(container, privileged=True) if option == "--privileged" else container
 
 
 @dataclass(frozen=True)
@@ -194,14 +194,14 @@ def _environment(node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     raw = node.get("env", node.get("environment"))
     if isinstance(raw, Mapping):
         return tuple((str(k), "" if v is None else str(v)) for k, v in raw.items())
-    found = []
+    variables = []
     for item in raw if isinstance(raw, list) else []:
         if isinstance(item, Mapping) and "name" in item and item.get("value") is not None:
-            found.append((str(item["name"]), str(item["value"])))
+            variables.append((str(item["name"]), str(item["value"])))
         elif isinstance(item, str) and "=" in item:
             name, _, value = item.partition("=")
-            found.append((name, value))
-    return tuple(found)
+            variables.append((name, value))
+    return tuple(variables)
 
 
 def _dig(node: Any, *path: str) -> Any:
@@ -213,30 +213,30 @@ def _dig(node: Any, *path: str) -> Any:
 def _facts(node: dict[str, Any], pod: dict[str, Any]) -> Container:
     image = node.get("image")
     if "containers" in pod:
-        found = Container("kubernetes", image=image if isinstance(image, str) else None)
+        container = Container("kubernetes", image=image if isinstance(image, str) else None)
         limit = _dig(node, "resources", "limits", "memory")
         if limit is not None:
-            found = replace(found, memory_bytes=kubernetes_bytes(str(limit), "resources.limits.memory"))
+            container = replace(container, memory_bytes=kubernetes_bytes(str(limit), "resources.limits.memory"))
         if _dig(node, "securityContext", "privileged") is True:
-            found = replace(found, privileged=True)
+            container = replace(container, privileged=True)
         if pod.get("hostIPC") is True:
-            found = replace(found, ipc="host")
-        return _shared_memory(found, node, pod)
-    found = Container("compose", image=image if isinstance(image, str) else None)
+            container = replace(container, ipc="host")
+        return _shared_memory(container, node, pod)
+    container = Container("compose", image=image if isinstance(image, str) else None)
     limit = node.get("mem_limit", _dig(node, "deploy", "resources", "limits", "memory"))
     if limit is not None:
-        found = replace(found, memory_bytes=docker_bytes(str(limit), "mem_limit"))
+        container = replace(container, memory_bytes=docker_bytes(str(limit), "mem_limit"))
     if node.get("shm_size") is not None:
-        found = replace(found, shm_bytes=docker_bytes(str(node["shm_size"]), "shm_size"))
+        container = replace(container, shm_bytes=docker_bytes(str(node["shm_size"]), "shm_size"))
     lock = _dig(node, "ulimits", "memlock")
     soft = lock.get("soft") if isinstance(lock, Mapping) else lock
     if soft is not None:
-        found = _memlock(found, str(soft))
+        container = _memlock(container, str(soft))
     ipc = node.get("ipc")
-    return replace(found, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True)
+    return replace(container, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True)
 
 
-def _shared_memory(found: Container, node: dict[str, Any], pod: dict[str, Any]) -> Container:
+def _shared_memory(container: Container, node: dict[str, Any], pod: dict[str, Any]) -> Container:
     """The size of an emptyDir in memory that is mounted at /dev/shm."""
     mounts = node.get("volumeMounts")
     names = {
@@ -248,8 +248,8 @@ def _shared_memory(found: Container, node: dict[str, Any], pod: dict[str, Any]) 
     for volume in volumes if isinstance(volumes, list) else []:
         size = _dig(volume, "emptyDir", "sizeLimit")
         if isinstance(volume, Mapping) and volume.get("name") in names and size is not None:
-            return replace(found, shm_bytes=kubernetes_bytes(str(size), "emptyDir.sizeLimit"))
-    return found
+            return replace(container, shm_bytes=kubernetes_bytes(str(size), "emptyDir.sizeLimit"))
+    return container
 
 
 def dockerfile_argv(text: str) -> list[str] | None:

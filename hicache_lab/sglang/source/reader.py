@@ -10,16 +10,11 @@ from functools import lru_cache
 from hicache_lab.base.errors import InputError, UnknownFact
 from hicache_lab.base.units import GB
 from hicache_lab.sglang.releases import RESERVE_BYTES, VERIFIED, ReleaseRules, rules_for
-from hicache_lab.sglang.source.facts import (
-    UNRECOGNISED,
-    Constructor,
-    Fact,
-    checks,
-    constructors,
-    read_constructor,
-)
+from hicache_lab.sglang.source.constructor import checks, constructors, read_constructor
+from hicache_lab.sglang.source.facts import UNRECOGNISED, Constructor, Fact
 from hicache_lab.sglang.source.helpers import expected_helpers, fingerprint, helper_facts, reached
 from hicache_lab.sglang.source.tree import Line, Module, Tree
+from hicache_lab.sglang.source.tree_facts import tree_facts
 
 Value = str | int | float | bool
 
@@ -58,6 +53,7 @@ MEANING = {
 }
 # facts that only the whole tree, not a side pool's constructor, can state
 _OF_TREE = ("mla_bytes_count_layers", "mha_counts_v_head_dim", "cgroup_credits_page_cache", "auto_size", "host_copies")
+_OF_SIZE = ("size_unit_bytes", "size_when")
 _PRIMARY_ONLY = ("draft_exact", "not_larger", "page_size")
 
 
@@ -216,7 +212,7 @@ def read_source(tree: Tree) -> Reading:
     primary = max(found, key=lambda one: _children(tree, one.class_name))
     others = (*(one for one in found if one is not primary), *_checked(tree, found))
     facts = dict(primary.facts)
-    for fact in (*_tree_facts(tree), *helper_facts(_called_from(tree, [primary, *others]))):
+    for fact in (*tree_facts(tree), *helper_facts(_called_from(tree, [primary, *others]))):
         facts[fact.name] = fact
     nearest = _nearest(facts, tree.version)
     differences = [*_compare(facts, nearest), *_compare_others(others, nearest)]
@@ -289,13 +285,11 @@ def _children(tree: Tree, name: str) -> int:
 
 
 def _compare(facts: dict[str, Fact], era: Era) -> Iterator[Difference]:
-    sized = era.facts["has_size_flag"]
     for name, expected in era.facts.items():
-        if name in ("size_unit_bytes", "size_when") and not sized and name not in facts:
-            continue
         fact = facts.get(name)
         if fact is None:
-            if name in ALWAYS and name != "page_size":
+            optional = name == "page_size" or (name in _OF_SIZE and not era.facts["has_size_flag"])
+            if name in ALWAYS and not optional:
                 yield Difference(name, "absent", expected, "", None)
         elif fact.value != expected:
             yield Difference(name, fact.value, expected, fact.says, fact.line)
@@ -305,116 +299,11 @@ def _compare(facts: dict[str, Fact], era: Era) -> Iterator[Difference]:
 
 
 def _compare_others(others: tuple[Constructor, ...], era: Era) -> Iterator[Difference]:
+    expected = {name: value for name, value in era.facts.items() if name not in _OF_TREE}
+    expected |= dict.fromkeys(("unread", "check_reached"), "nothing of the kind")
     for other in others:
-        for name, expected in era.facts.items():
+        for name, value in expected.items():
             fact = other.facts.get(name)
-            if fact is None or name in _OF_TREE:
+            if fact is None or fact.value == value or (name in _PRIMARY_ONLY and fact.value != UNRECOGNISED):
                 continue
-            if fact.value != expected and (name not in _PRIMARY_ONLY or fact.value == UNRECOGNISED):
-                yield Difference(name, fact.value, expected, fact.says, fact.line, other.class_name)
-        for name in ("unread", "check_reached"):
-            fact = other.facts.get(name)
-            if fact is not None:
-                yield Difference(name, fact.value, "nothing of the kind", fact.says, fact.line, other.class_name)
-
-
-def _tree_facts(tree: Tree) -> Iterator[Fact]:
-    yield from _row_facts(tree)
-    yield _auto_size(tree)
-    yield _page_cache(tree)
-    yield _host_copies(tree)
-
-
-def _row_facts(tree: Tree) -> Iterator[Fact]:
-    """How MHA and MLA bytes per token are multiplied; a tree without the class states nothing of it."""
-    forms: dict[str, tuple[str, dict[tuple[str, ...], bool]]] = {
-        "MLATokenToKVPoolHost": (
-            "mla_bytes_count_layers",
-            {
-                ("itemsize", "kv_lora_rank + qk_rope_head_dim"): False,
-                ("itemsize", "kv_lora_rank + qk_rope_head_dim", "layer_num"): True,
-                ("itemsize", "kv_cache_dim", "layer_num"): True,
-            },
-        ),
-        "MHATokenToKVPoolHost": (
-            "mha_counts_v_head_dim",
-            {
-                ("2", "head_dim", "head_num", "itemsize", "layer_num"): False,
-                ("head_dim + v_head_dim", "head_num", "itemsize", "layer_num"): True,
-            },
-        ),
-    }
-    for class_name, (fact, known) in forms.items():
-        for module in tree.containing(f"class {class_name}"):
-            for owner in module.classes:
-                if owner.name != class_name:
-                    continue
-                products = list(_row_products(owner))
-                for product in products:
-                    factors = tuple(sorted(_factors(product)))
-                    value = known.get(factors, UNRECOGNISED)
-                    yield Fact(fact, value, ast.unparse(product), module.line(product))
-                if not products:
-                    says = f"no product with itemsize in {class_name}"
-                    yield Fact(fact, UNRECOGNISED, says, module.line(owner))
-
-
-def _row_products(owner: ast.ClassDef) -> Iterator[ast.expr]:
-    for function in owner.body:
-        if not isinstance(function, ast.FunctionDef) or function.name not in ("__init__", "get_size_per_token"):
-            continue
-        for node in ast.walk(function):
-            returned = isinstance(node, ast.Return) and function.name == "get_size_per_token"
-            assigned = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("size_per_token")
-            value = node.value if isinstance(node, ast.Return | ast.Assign) and (returned or assigned) else None
-            if value is not None and "itemsize" in ast.unparse(value):
-                yield value
-
-
-def _factors(node: ast.expr) -> list[str]:
-    """The factors of a product by their last names; a factor of one is no factor."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        return _factors(node.left) + _factors(node.right)
-    if isinstance(node, ast.Constant) and node.value == 1:
-        return []
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return [" + ".join(sorted(_factors(node.left) + _factors(node.right)))]
-    return [ast.unparse(node).removeprefix("self.").removeprefix("dtype.")]
-
-
-def _auto_size(tree: Tree) -> Fact:
-    for module in tree.containing("def auto_size_hicache"):
-        function = module.functions.get("auto_size_hicache")
-        if function is not None:
-            return Fact("auto_size", True, "auto_size_hicache", module.line(function))
-    return Fact("auto_size", False)
-
-
-def _page_cache(tree: Tree) -> Fact:
-    for module in tree.containing("def _cgroup_memory_headroom"):
-        function = module.functions.get("_cgroup_memory_headroom")
-        words = [
-            node
-            for node in ast.walk(function or ast.Module([], []))
-            if isinstance(node, ast.Constant) and node.value == "inactive_file"
-        ]
-        if words:
-            return Fact("cgroup_credits_page_cache", True, "inactive_file", module.line(words[0]))
-    return Fact("cgroup_credits_page_cache", False)
-
-
-def _host_copies(tree: Tree) -> Fact:
-    """Whether one host copy per tensor-parallel group is made (0.5.20+ ships it, 0.5.23 still calls it nowhere)."""
-    makers: set[str] = set()
-    home: Module | None = None
-    for path in tree.paths:
-        if path.endswith("mla_host_dedup.py") and (home := tree.module(path)) is not None:
-            makers |= {name for name in home.functions if "create" in name}
-            makers |= {owner.name for owner in home.classes if owner.name.endswith("Context")}
-    for module in tree.containing(*makers) if home else ():
-        if module is home:
-            continue
-        for node in ast.walk(module.body):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in makers:
-                return Fact("host_copies", "one per group", ast.unparse(node.func), module.line(node))
-    return Fact("host_copies", "one per rank")
+            yield Difference(name, fact.value, value, fact.says, fact.line, other.class_name)

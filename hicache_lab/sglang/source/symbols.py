@@ -1,6 +1,6 @@
 """Arithmetic by symbol: follow a function's assignments and say what an expression means in its own inputs.
 
-Only assignments, branches, constants and plain calls are followed. Whatever else occurs stays as it is written, so
+Only assignments, branches, constants and plain calls are followed. Anything else is left as written, so
 that a comparison with a known form fails rather than guesses.
 """
 
@@ -75,7 +75,7 @@ class Scope:
         if name is not None and name not in KEPT:
             reading = Scope(self.module, self.names, [], self.depth, self.origin)
             meaning = reading.meaning(value)
-            # what has grown this far is no sizing arithmetic; it stays a symbol
+            # an expression this large is not sizing arithmetic; it stays a symbol
             self.names[name] = meaning if sum(1 for _ in ast.walk(meaning)) < MAX_NODES else ast.Name(name)
             self.origin[name] = (self.module.line(value), *reading.seen)
         elif name is None and isinstance(target, ast.Tuple):
@@ -125,7 +125,7 @@ class _Meaning(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.expr:
         args = [self.visit(argument) for argument in node.args]
         name = node.func.id if isinstance(node.func, ast.Name) else None
-        # what a control group grants is no arithmetic, however a tree may read it: its name stays
+        # a tree reads a control group's headroom from files, which cannot be followed: the function stays a name
         if name is not None and "cgroup" not in name and self.scope.depth < MAX_DEPTH:
             module, key = definition(self.scope.module, name)
             if module is not None and key in module.functions:
@@ -153,7 +153,7 @@ def _remember(scope: Scope, *lines: Line) -> None:
 
 
 def returned(module: Module, function: ast.FunctionDef, args: list[ast.expr], caller: Scope) -> ast.expr | None:
-    """What a function returns at its end, in its caller's words; None when that is no plain arithmetic.
+    """What a function returns at its end, in its caller's words; None when that is not plain arithmetic.
 
     Earlier returns, which answer special cases, are not followed; a function with a loop is not arithmetic.
     """

@@ -167,7 +167,7 @@ def open_tree(path: Path) -> Tree:
     """A tree from a folder (checkout, site-packages, the package itself) or a wheel.
 
     Raises:
-        InputError: the path is missing, is no folder and no wheel, or holds no Python.
+        InputError: the path is missing, is neither a folder nor a wheel, or holds no Python.
     """
     if path.is_dir():
         tree = _folder(path, str(path), "folder")

@@ -1,0 +1,261 @@
+"""Host-pool constructors of a tree, pool by syntax: how they size, and checks of pools that are sized elsewhere."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from hicache_lab.sglang.source.check import GUARD_WORDS, read_check, refusal, says_refusal
+from hicache_lab.sglang.source.facts import UNRECOGNISED, Constructor, Fact, normal_form
+from hicache_lab.sglang.source.symbols import Scope, number, own_name, walk
+from hicache_lab.sglang.source.tree import Line, Module, Tree
+from hicache_lab.sglang.source.writes import unread_writes, way_round
+
+RATIO = "host_to_device_ratio"
+
+
+ROUNDINGS = {
+    normal_form("size - size % page_size"): "down",
+    normal_form("size // page_size * page_size"): "down",
+    normal_form("(size // page_size + 1) * page_size"): "up_a_page",
+}
+PAGE_SIZES = {normal_form(text) for text in ("page_size", "page_size // dcp_size", "1")}
+REQUESTED = normal_form("size * size_per_token")
+
+
+def constructors(tree: Tree) -> Iterator[tuple[Module, ast.ClassDef, ast.FunctionDef]]:
+    """Every ``__init__`` that turns a size or a ratio into its own ``self.size``."""
+    for module in tree.containing(RATIO):
+        for owner in module.classes:
+            init = _method(owner, "__init__")
+            if init is None or not any(a.arg == RATIO for a in [*init.args.args, *init.args.kwonlyargs]):
+                continue
+            if any(RATIO in ast.unparse(value) for _, value in _size_assignments(init)):
+                yield module, owner, init
+
+
+def checks(tree: Tree, known: set[Line]) -> Iterator[Constructor]:
+    """The checks of pools that are sized elsewhere (indexer, paged, state); ``known`` are lines read already."""
+    for module in tree.containing(GUARD_WORDS):
+        for owner in module.classes:
+            for function in (n for n in owner.body if isinstance(n, ast.FunctionDef)):
+                said = [node for node in ast.walk(function) if says_refusal(node)]
+                if not said:
+                    continue
+                pool = Constructor(owner.name, f"({ast.unparse(function.args)})", module.line(function))
+                read = False
+                for statement, scope in walk(function.body, Scope(module)):
+                    if refusal(statement) is not None:
+                        read = True
+                        if module.line(statement) not in known:
+                            read_check(pool, statement, scope, None)
+                if not read:
+                    text = "the refusal is said, but not raised below a comparison"
+                    pool.state(Fact("guard", UNRECOGNISED, text, module.line(said[0])))
+                if pool.facts:
+                    yield pool
+
+
+def _method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
+    return next((n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
+
+
+def _size_assignments(function: ast.FunctionDef) -> list[tuple[ast.Assign | ast.AugAssign, ast.expr]]:
+    assignments: list[tuple[ast.Assign | ast.AugAssign, ast.expr]] = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and any(_is_self(target, "size") for target in node.targets):
+            assignments.append((node, node.value))
+        elif isinstance(node, ast.AugAssign) and _is_self(node.target, "size"):
+            assignments.append((node, ast.BinOp(node.target, node.op, node.value)))
+    return assignments
+
+
+def _is_self(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Attribute) and own_name(node) == name
+
+
+def read_constructor(module: Module, owner: ast.ClassDef, init: ast.FunctionDef) -> Constructor:
+    """Read one constructor, with the methods of its class that it calls."""
+    pool = Constructor(owner.name, f"({ast.unparse(init.args)})", module.line(init))
+    parameters = {argument.arg for argument in [*init.args.args, *init.args.kwonlyargs]}
+    pool.state(Fact("has_size_flag", "host_size" in parameters, line=module.line(init)))
+    pool.state(Fact("draft_exact", "host_token_capacity" in parameters, line=module.line(init)))
+    functions, followed, check = [init], set(), None
+    for statement, scope in _with_methods(owner, init, Scope(module), functions):
+        followed.add(id(statement))
+        _size(pool, statement, scope)
+        _not_larger(pool, statement, scope)
+        read_check(pool, statement, scope, REQUESTED)
+        check = statement if refusal(statement) is not None else check
+    _unread(pool, module, functions, followed, check)
+    _absences(pool, module.line(init))
+    pool.sizing.sort(key=lambda line: (line.file, line.number))
+    pool.guard.sort(key=lambda line: (line.file != module.path, line.file, line.number))
+    return pool
+
+
+def _unread(
+    pool: Constructor, module: Module, functions: list[ast.FunctionDef], followed: set[int], check: ast.stmt | None
+) -> None:
+    """State what is not followed: a guess would be a false match."""
+    for loop in (n for function in functions for n in ast.walk(function) if isinstance(n, ast.For | ast.While)):
+        followed -= {id(node) for node in ast.walk(loop)}
+    test = check.test if isinstance(check, ast.If) else None
+    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)} if test is not None else set()
+    for node in unread_writes(functions, followed, names):
+        line = module.line(node)
+        pool.state(Fact("unread", UNRECOGNISED, line.text, line))
+    around = way_round(check, functions) if check is not None else None
+    if around is not None:
+        line = module.line(around)
+        pool.state(Fact("check_reached", UNRECOGNISED, line.text, line))
+
+
+def _with_methods(
+    owner: ast.ClassDef, init: ast.FunctionDef, scope: Scope, functions: list[ast.FunctionDef]
+) -> Iterator[tuple[ast.stmt, Scope]]:
+    """Every statement of the constructor and of the methods it calls, which are added to ``functions``."""
+    entered = {"__init__"}
+    for statement, here in walk(init.body, scope):
+        yield statement, here
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        name = own_name(call.func) if isinstance(call, ast.Call) else None
+        method = _method(owner, name) if name else None
+        if method is not None and name is not None and name not in entered:
+            entered.add(name)
+            functions.append(method)
+            yield from walk(method.body, here.branch())
+
+
+def _size(pool: Constructor, statement: ast.stmt, scope: Scope) -> None:
+    module = scope.module
+    if isinstance(statement, ast.If) and _sets_size(statement):
+        _size_condition(pool, statement, scope)
+    if isinstance(statement, ast.Assign) and any(_is_self(t, "page_size") for t in statement.targets):
+        text = scope.text(statement.value)
+        pool.state(Fact("page_size", "page" if text in PAGE_SIZES else UNRECOGNISED, text, module.line(statement)))
+        pool.sizing.append(module.line(statement))
+    if isinstance(statement, ast.Assign) and any(_is_self(t, "page_num") for t in statement.targets):
+        pool.sizing.append(module.line(statement))
+    if isinstance(statement, ast.Assign) and any(_is_self(t, "size") for t in statement.targets):
+        value: ast.expr = statement.value
+    elif isinstance(statement, ast.AugAssign) and _is_self(statement.target, "size"):
+        value = ast.BinOp(statement.target, statement.op, statement.value)
+    else:
+        return
+    line = module.line(statement)
+    pool.sizing.append(line)
+    if "host_size" in ast.unparse(value):
+        _tokens_by_size(pool, value, scope, line)
+        return
+    meaning = scope.meaning(value)
+    text = ast.unparse(meaning)
+    if text in ROUNDINGS:
+        pool.state(Fact("rounding", ROUNDINGS[text], text, line))
+    elif text == "host_token_capacity" and pool.facts["draft_exact"].value:
+        pool.state(Fact("capacity", "as given", text, line))
+    elif RATIO in text:
+        pool.state(Fact("ratio_tokens", _ratio_form(meaning), text, line))
+    else:
+        pool.state(Fact("rounding", UNRECOGNISED, text, line))
+
+
+def _sets_size(statement: ast.If) -> bool:
+    return any(
+        isinstance(n, ast.Assign) and any(_is_self(t, "size") for t in n.targets) for n in statement.body
+    ) and "host_size" in ast.unparse(statement.test)
+
+
+def _size_condition(pool: Constructor, statement: ast.If, scope: Scope) -> None:
+    line, text = scope.module.line(statement), scope.text(statement.test)
+    pool.sizing.append(line)
+    known = {"host_size > 0", "0 < host_size"}
+    pool.state(Fact("size_when", "above 0" if text in known else UNRECOGNISED, text, line))
+
+
+def _ratio_form(meaning: ast.expr) -> str:
+    match meaning:
+        case ast.Call(func=ast.Name(id="int"), args=[ast.BinOp(left=left, op=ast.Mult(), right=right)]):
+            sides = {ast.unparse(left), ast.unparse(right)}
+            if RATIO in sides and len(sides) == 2 and all(number(side) is None for side in (left, right)):
+                return "device tokens × ratio, cut"
+    return UNRECOGNISED
+
+
+def _tokens_by_size(pool: Constructor, value: ast.expr, scope: Scope, line: Line) -> None:
+    """``int(host_size * 1e9 // size_per_token)``, perhaps inside a call that lets pipeline stages agree."""
+    shared: str | bool = False
+    match value:
+        case ast.Call(func=ast.Name(id=name), args=[inner, *_]) if name not in ("int", "round", "ceil"):
+            shared, value = _sharing(scope, name), inner
+    meaning = scope.meaning(value)
+    text = ast.unparse(meaning)
+    unit: float | int | None = None
+    match meaning:
+        case ast.Call(
+            func=ast.Name(id="int"),
+            args=[
+                ast.BinOp(
+                    left=ast.BinOp(left=ast.Name(id="host_size"), op=ast.Mult(), right=factor),
+                    op=ast.FloorDiv(),
+                    right=ast.Name(id="size_per_token"),
+                )
+            ],
+        ):
+            unit = number(factor)
+    pool.state(Fact("size_unit_bytes", UNRECOGNISED if unit is None else unit, text, line))
+    pool.state(Fact("pp_stages_share_tokens", shared, ast.unparse(value), line))
+
+
+def _sharing(scope: Scope, name: str) -> str | bool:
+    """Whether the named function takes the smallest of the stages."""
+    module = scope.module
+    for _ in range(4):
+        if name in module.functions:
+            reductions = {
+                node.attr
+                for node in ast.walk(module.functions[name])
+                if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("ReduceOp")
+            }
+            return True if reductions == {"MIN"} else UNRECOGNISED
+        if name not in module.imports:
+            break
+        source, name = module.imports[name]
+        behind = module.tree.find(source)
+        if behind is None:
+            break
+        module = behind
+    return UNRECOGNISED
+
+
+def _not_larger(pool: Constructor, statement: ast.stmt, scope: Scope) -> None:
+    """What is done when the host pool is not larger than the device pool."""
+    match statement:
+        case ast.Assert(test=ast.Compare(left=left, ops=[op], comparators=[right])):
+            text = f"assert {scope.text(statement.test)}"
+            sides = scope.text(left), scope.text(right)
+            if sides == (RATIO, "1") and isinstance(op, ast.GtE):
+                kind = "assert_ratio"
+            elif sides[0] == "size":
+                kind = "assert_tokens" if isinstance(op, ast.Gt) else UNRECOGNISED
+            else:
+                return
+        case ast.If(test=ast.Compare(left=left, ops=[op]), body=[ast.Expr(value=ast.Call(func=called)), *_]):
+            if scope.text(left) != "size" or not ast.unparse(called).endswith(".warning"):
+                return
+            text = f"if {scope.text(statement.test)}: warning"
+            kind = "warn" if isinstance(op, ast.LtE) else UNRECOGNISED
+        case _:
+            return
+    line = scope.module.line(statement)
+    pool.sizing.append(line)
+    pool.state(Fact("not_larger", kind, text, line))
+
+
+def _absences(pool: Constructor, line: Line) -> None:
+    for name, value in [("rounding", "none"), ("not_larger", "none"), ("guard", "absent")]:
+        if name not in pool.facts:
+            pool.state(Fact(name, value, "nothing of the kind was pool", line))
+    if pool.facts["has_size_flag"].value and "size_unit_bytes" not in pool.facts:
+        pool.state(Fact("size_unit_bytes", UNRECOGNISED, "no tokens are made of host_size", line))
+    pool.facts.setdefault("pp_stages_share_tokens", Fact("pp_stages_share_tokens", False))
