@@ -22,7 +22,7 @@ from hicache_lab.sizing.shares import AutoSize, auto_size
 Verdict = Literal["FITS", "TIGHT", "RACE", "REFUSED", "OOM_RISK", "ASSERT", "UNKNOWN"]
 
 DEFAULT_HEADROOM = 0.10
-"""Share of the host's RAM that a comfortable plan leaves free beyond the releases' reserve (page cache, growth)."""
+"""Share of RAM (or limit) that a comfortable plan leaves free beyond the releases' reserve (page cache, growth)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Question:
         host: memory facts, or None when nothing is known of the host.
         device: tokens (or bytes) that the device pools of one rank hold.
         overhead_bytes: host memory that the server's processes take besides the pools, before the check.
-        headroom_bytes: what a comfortable plan leaves beyond the reserve; None takes 10 % of RAM.
+        headroom_bytes: what a comfortable plan leaves beyond the reserve; None takes a tenth (``comfortable_bytes``).
         draft: geometry of a separate draft model.
         ram_is_known: False when only the available memory was stated.
     """
@@ -60,10 +60,19 @@ class Question:
 
     @property
     def comfortable_bytes(self) -> int:
-        """Headroom that separates FITS from TIGHT."""
-        if self.headroom_bytes is not None:
-            return self.headroom_bytes
-        return int(self.host.effective_total_bytes * DEFAULT_HEADROOM) if self.host else 0
+        """Headroom beyond the reserve that separates FITS from TIGHT.
+
+        A tenth of the RAM stays free on the host and a tenth of its limit in each container: a bound that comes on top,
+        or RAM that is added, then never makes the other look roomier.
+        """
+        host = self.host
+        if self.headroom_bytes is not None or host is None:
+            return self.headroom_bytes or 0
+        rooms = [host.available_bytes - int(host.total_bytes * DEFAULT_HEADROOM)]
+        for level in host.cgroup.levels if host.cgroup else ():
+            if not level.is_unlimited:
+                rooms.append(level.headroom_bytes(credit_page_cache=True) - int(level.limit_bytes * DEFAULT_HEADROOM))
+        return host.effective_available_bytes - min(rooms)
 
     def view(self, taken_bytes: int = 0) -> HostView:
         """What a rank reads once ``taken_bytes`` of the host are resident."""
