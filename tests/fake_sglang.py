@@ -133,7 +133,6 @@ def recorded_routes(release: str) -> dict[str, Route]:
         "/server_info": Answer(body=recorded(name, "server_info.json")),
         "/model_info": Answer(body=recorded(name, "model_info.json")),
         "/v1/models": Answer(body=recorded(name, "v1_models.json")),
-        "/v1/loads": Answer(body=recorded(name, "v1_loads.json")),
         "/metrics": Answer(body=recorded(name, "metrics.txt")),
     }
 

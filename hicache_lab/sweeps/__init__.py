@@ -10,17 +10,17 @@ from hicache_lab.sweeps.engine import Options, run_sweep
 from hicache_lab.sweeps.grid import Axis, Grid, load_grid
 from hicache_lab.sweeps.ledger import Point, SweepRecord, is_sweep, load_sweep
 from hicache_lab.sweeps.plan import Plan, make_plan
-from hicache_lab.sweeps.report import comparison_document, comparison_figures, conclusion, write_comparison
+from hicache_lab.sweeps.report import comparison_document, comparison_figures, recommendation_text, write_comparison
 from hicache_lab.sweeps.rows import (
     compare_collection,
+    comparison_rows,
     main_figures,
-    pair_rows,
     plan_rows,
     planned_tradeoffs,
     point_rows,
+    prediction_rows,
     safe_bytes,
     safe_gb,
-    setting_rows,
 )
 from hicache_lab.sweeps.safety import Decision
 
@@ -37,19 +37,19 @@ __all__ = [
     "compare_collection",
     "comparison_document",
     "comparison_figures",
-    "conclusion",
+    "comparison_rows",
     "is_sweep",
     "load_grid",
     "load_sweep",
     "main_figures",
     "make_plan",
-    "pair_rows",
     "plan_rows",
     "planned_tradeoffs",
     "point_rows",
+    "prediction_rows",
+    "recommendation_text",
     "run_sweep",
     "safe_bytes",
     "safe_gb",
-    "setting_rows",
     "write_comparison",
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hicache_lab.base.errors import HostError
 from hicache_lab.base.units import GB
 from hicache_lab.runs.comparison import Comparison, Recommendation, recommend
-from hicache_lab.runs.comparison.text import HEADER, pair_rows, rows, shown_first, title
+from hicache_lab.runs.comparison.text import HEADER, prediction_cells, rows, shown_first, title
 from hicache_lab.runs.recording import final_path
 from hicache_lab.sglang.releases import RESERVE_BYTES
 from hicache_lab.sweeps.collecting import Collection
@@ -152,7 +152,7 @@ def _pairs(document: Document, comparison: Comparison) -> None:
     header = ("setting", "figure", "predicted", "observed", "difference", "unit", "sources")
     table = tuple(
         (*words, p.unit, f"{p.predicted_source} / {p.observed_source}")
-        for p, words in zip(comparison.pairs, pair_rows(comparison), strict=True)
+        for p, words in zip(comparison.pairs, prediction_cells(comparison), strict=True)
     )
     document.add(Heading("Predicted against observed"), Table(header, table))
 
@@ -189,7 +189,7 @@ def _again(document: Document, comparison: Comparison, collection: Collection) -
     )
 
 
-def conclusion(advice: Recommendation | None) -> str:
+def recommendation_text(advice: Recommendation | None) -> str:
     """The recommendation as Markdown for a notebook; labels are shown as they are and never become markup."""
     if advice is None:
         return "No figure that decides was recorded."

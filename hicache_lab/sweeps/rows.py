@@ -129,7 +129,7 @@ def main_figures(comparison: Comparison) -> tuple[str, ...]:
     return shown_first(comparison)[:MAIN_FIGURES]
 
 
-def setting_rows(comparison: Comparison) -> Rows:
+def comparison_rows(comparison: Comparison) -> Rows:
     """One row a setting, the main figures as columns: the median and what it is against the baseline."""
     rows = []
     for setting in comparison.settings:
@@ -143,7 +143,7 @@ def setting_rows(comparison: Comparison) -> Rows:
     return [{column: row.get(column, "") for column in columns} for row in rows]
 
 
-def pair_rows(comparison: Comparison) -> Rows:
+def prediction_rows(comparison: Comparison) -> Rows:
     """Predicted beside observed, setting by setting."""
     return [
         {

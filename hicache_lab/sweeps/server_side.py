@@ -108,7 +108,7 @@ class LaunchLine:
         Raises:
             UsageError: not an SGLang launch, a --host beyond loopback, no port, or a key in the line.
         """
-        words = render(self.template, values)
+        words = fill_in(self.template, values)
         for word in words:
             name = word.partition("=")[0]
             if is_secret(name) or redact(word) != word:
@@ -150,7 +150,7 @@ class CpuServer:
         Raises:
             UsageError: an option SGLang would not understand, or that the CPU server decides itself.
         """
-        flags = render(self.flags, values)
+        flags = fill_in(self.flags, values)
         launch = Launch(self.release, model=self.model, tp_size=self.tp_size, flags=flags, hicache=False)
         config = launch_from_flags(
             launch.sglang_flags, sglang_version=self.release, model=self.model, tp_size=self.tp_size
@@ -250,7 +250,7 @@ def _between(path: Path, given: Mapping[str, Any], default: Between, known: tupl
     return next(one for one in known if one == value)
 
 
-def render(template: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+def fill_in(template: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     """A template's words with the values in place; ``{port}`` stays.
 
     Args:

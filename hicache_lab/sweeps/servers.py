@@ -18,7 +18,7 @@ from hicache_lab.host.processes import ProcessId, end_group
 from hicache_lab.runs.recording import write_json
 from hicache_lab.serving import cpu_server
 from hicache_lab.serving.client import SglangClient
-from hicache_lab.serving.load.thread_loop import in_own_loop
+from hicache_lab.serving.load.thread_loop import run_in_thread
 from hicache_lab.serving.local import HOST, free_port, health, wait_until_ready
 from hicache_lab.sweeps.server_side import ExistingServer, ServerSide, ServerStart
 
@@ -48,7 +48,7 @@ class ServerHost:
     def __enter__(self) -> ServerHost:
         if isinstance(self._side, ExistingServer):
             # checked before the first point, not once a point
-            in_own_loop(_check_existing(self._side, flush=False))
+            run_in_thread(_check_existing(self._side, flush=False))
         else:
             self._end_leftovers()
         return self
@@ -69,7 +69,7 @@ class ServerHost:
             ServerError: it did not start, or does not answer.
         """
         if isinstance(self._side, ExistingServer):
-            in_own_loop(_check_existing(self._side, flush=self._side.between_runs == "flush"))
+            run_in_thread(_check_existing(self._side, flush=self._side.between_runs == "flush"))
             return self._side.base_url
         assert start is not None
         if not self._can_stay(start):
@@ -98,7 +98,7 @@ class ServerHost:
     def _flushed(self) -> bool:
         """Whether the cache could be emptied; a server that refuses is started anew instead."""
         try:
-            in_own_loop(_flush(self._url))
+            run_in_thread(_flush(self._url))
         except ServerError as error:
             self._say(f"the cache was not emptied ({error}); starting the server anew")
             return False

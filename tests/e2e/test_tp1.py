@@ -18,7 +18,7 @@ from hicache_lab.base.errors import ServerError
 from hicache_lab.preflight import ask, assess
 from hicache_lab.serving import cpu_server
 from hicache_lab.serving.client import GenerateRequest, Probe, SglangClient
-from hicache_lab.serving.load.thread_loop import in_own_loop
+from hicache_lab.serving.load.thread_loop import run_in_thread
 from hicache_lab.sizing.tiny_models import tiny_config
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def probe(server: cpu_server.Server) -> Probe:
         async with SglangClient(server.base_url) as client:
             return await client.probe(expected_model=server.model)
 
-    return in_own_loop(go())
+    return run_in_thread(go())
 
 
 def call(server: cpu_server.Server, method: str, *arguments):
@@ -50,7 +50,7 @@ def call(server: cpu_server.Server, method: str, *arguments):
         async with SglangClient(server.base_url) as client:
             return await getattr(client, method)(*arguments)
 
-    return in_own_loop(go())
+    return run_in_thread(go())
 
 
 def test_prediction_and_server_agree_exactly_on_the_host_pool(server: cpu_server.Server) -> None:

@@ -24,7 +24,7 @@ from hicache_lab.serving.client import (
     read_reply,
     read_stream,
 )
-from hicache_lab.serving.client.info import read_loads, read_model_info, read_server_info
+from hicache_lab.serving.client.info import read_model_info, read_server_info
 from hicache_lab.serving.client.problems import checked_url
 from hicache_lab.serving.client.stream import error_text
 from hicache_lab.serving.client.untrusted import read_json
@@ -52,7 +52,6 @@ def test_server_info_of_a_real_server(release: str) -> None:
     assert server.hicache.enabled
     assert (server.hicache.ratio, server.hicache.size_gb) == (4.0, 0.0)
     assert server.processes == 2
-    assert server.ranks[0].token_capacity == 2048
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,7 @@ def test_processes_and_the_replicas_they_form(data, processes: int, per_replica:
 
 def test_server_info_of_old_releases_is_flat() -> None:
     server = read_server_info({"model_path": "m", "tp_size": 8, "max_total_num_tokens": 116000, "version": "0.4.6"})
-    assert (server.tp_size, server.device_tokens, server.ranks) == (8, 116000, ())
+    assert (server.tp_size, server.device_tokens) == (8, 116000)
     assert not server.hicache.enabled
 
 
@@ -82,18 +81,10 @@ def test_a_flag_that_the_rank_adjusted_wins() -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_model_info_and_loads_of_a_real_server(release: str) -> None:
+def test_model_info_of_a_real_server(release: str) -> None:
     name = f"{release}-llama-tp1"
     model = read_model_info(json.loads(recorded(name, "model_info.json")))
     assert model.architectures == ("LlamaForCausalLM",)
-    (load,) = read_loads(json.loads(recorded(name, "v1_loads.json")))
-    assert (load.dp_rank, load.running_requests, load.waiting_requests, load.device_tokens) == (0, 0, 0, 2048)
-
-
-def test_get_load_of_releases_before_0_5_8() -> None:
-    (load,) = read_loads([{"dp_rank": None, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 999}])
-    assert (load.running_requests, load.waiting_requests) == (2, 1)
-    assert load.used_tokens is None  # num_tokens counts waiting prompts too
 
 
 @pytest.mark.parametrize("data", [[], {"version": "0.9"}, "no", None])
@@ -138,7 +129,6 @@ def test_pools_and_hits_of_a_real_server(name: str) -> None:
     snapshot = metrics(name)
     assert snapshot.host_total_tokens == 8193  # ratio 4 × 2,048 device tokens, and one page
     assert snapshot.host_used_tokens == 8187
-    assert snapshot.device_total_tokens == 2048
     assert snapshot.gauge("page_size") == 1
     assert snapshot.cached is not None
     assert snapshot.cached.host == 5388
@@ -319,7 +309,6 @@ def test_numbers_that_are_none_are_not_told_and_break_nothing(value: str) -> Non
     assert (reply.prompt_tokens, reply.completion_tokens, reply.cached, reply.output_ids) == (None, None, None, ())
     info = read_server_info(read_json(f'{{"model_path": "m", "context_length": {value}, "hicache_ratio": {value}}}'))
     assert info.context_length in {None, -5}
-    assert read_loads(read_json(f'[{{"num_reqs": {value}}}]'))[0].running_requests in {None, 0}
     if value not in {'"7"', "[1]", "{}", "true", "-5"}:
         text = f"# TYPE sglang:a gauge\nsglang:a 1.0\nsglang:hicache_host_total_tokens {value}\n"
         assert parse_metrics(text.replace("Infinity", "Inf"), 0.0).host_total_tokens is None
@@ -368,10 +357,9 @@ def test_requests_name_their_mistakes() -> None:
 @pytest.mark.parametrize("release", RELEASES)
 async def test_probe_of_a_recorded_server(release: str) -> None:
     async with fake_sglang(recorded_routes(release)) as fake, SglangClient(fake.url) as client:
-        probe = await client.probe(expected_model="modelsw/tiny-llama")
+        probe = await client.probe()
     assert probe.server.release == release
     assert probe.host_total_tokens == 8193
-    assert probe.loads[0].device_tokens == 2048
     assert probe.metrics_missing is None
 
 
@@ -450,19 +438,6 @@ async def test_what_is_wrong_is_said(routes, problem: str) -> None:
     async with fake_sglang(routes) as fake, SglangClient(fake.url) as client:
         with pytest.raises(ServerError, match=problem):
             await client.probe()
-
-
-@pytest.mark.parametrize("answer", [Answer(500), Answer(403), json_answer({}), Answer(then="reset")])
-async def test_a_proxy_that_hides_the_load_endpoint_hides_nothing_else(answer: Answer) -> None:
-    async with fake_sglang(recorded_routes("0.5.23") | {"/v1/loads": answer}) as fake, SglangClient(fake.url) as client:
-        probe = await client.probe()
-    assert (probe.loads, probe.server.device_tokens, probe.host_total_tokens) == ((), 2048, 8193)
-
-
-async def test_wrong_model_is_said() -> None:
-    async with fake_sglang(recorded_routes("0.5.23")) as fake, SglangClient(fake.url) as client:
-        with pytest.raises(ServerError, match="serves modelsw/tiny-llama, not kimi"):
-            await client.probe(expected_model="kimi")
 
 
 async def test_context_too_long_is_said() -> None:

@@ -42,8 +42,8 @@ def test_prediction_and_recorded_server_agree_exactly(run: measurement.ServerRun
     assert prediction.host_tokens == run.server.host_tokens == 8193
     compared = measurement.comparison(run, prediction)
     assert [row["agrees"] for row in compared] == [True, True, True]
-    simulation = measurement.simulate(run)
-    conclusion = measurement.conclusion(run, prediction, simulation)
+    simulation = measurement.simulate_run(run)
+    conclusion = measurement.run_conclusion(run, prediction, simulation)
     assert "**agree exactly**: 8,193 tokens" in conclusion
     assert "hits of 24 of 24 requests exactly" in conclusion
     recorded_figures = {name: value for name, value, _, _ in measurement.figures_of(run, prediction, simulation)}
@@ -56,24 +56,26 @@ def test_a_pool_that_differs_is_said_loudly(run: measurement.ServerRun) -> None:
     other = replace(run, server=replace(run.server, host_tokens=8192))
     prediction = measurement.predict(other.server)
     assert measurement.comparison(other, prediction)[0]["agrees"] is False
-    assert "**DISAGREE**: 8,193 tokens computed, 8,192 observed" in measurement.conclusion(
-        other, prediction, measurement.simulate(other)
+    assert "**DISAGREE**: 8,193 tokens computed, 8,192 observed" in measurement.run_conclusion(
+        other, prediction, measurement.simulate_run(other)
     )
 
 
 def test_a_release_that_was_not_read_is_warned_of(run: measurement.ServerRun) -> None:
     newer = replace(run, server=replace(run.server, release="0.9.1"))
-    prediction, simulation = measurement.predict(newer.server), measurement.simulate(newer)
-    said = measurement.conclusion(newer, prediction, simulation)
+    prediction, simulation = measurement.predict(newer.server), measurement.simulate_run(newer)
+    said = measurement.run_conclusion(newer, prediction, simulation)
     assert "> **Warning**: `sglang 0.9.1 is newer than the newest release read" in said
     assert "not verified for 0.9.1" in str(prediction.row["warnings"])
-    assert "Warning" not in measurement.conclusion(run, measurement.predict(run.server), measurement.simulate(run))
+    assert "Warning" not in measurement.run_conclusion(
+        run, measurement.predict(run.server), measurement.simulate_run(run)
+    )
 
 
 def test_a_load_without_an_answer_does_not_blame_the_cache_report(run: measurement.ServerRun) -> None:
     records = tuple(replace(record, error="status 500: `boom`") for record in run.result.records)
     dead = replace(run, result=replace(run.result, records=records))
-    said = measurement.conclusion(dead, measurement.predict(dead.server), measurement.simulate(dead))
+    said = measurement.run_conclusion(dead, measurement.predict(dead.server), measurement.simulate_run(dead))
     assert "**No prompt was answered**; the first failure: `status 500: 'boom'`" in said
     assert "--enable-cache-report" not in said
 
@@ -94,7 +96,7 @@ def test_what_cannot_be_predicted_says_why(run: measurement.ServerRun, changes, 
     prediction = measurement.predict(replace(run.server, **changes))
     assert prediction.host_tokens is None
     assert reason in prediction.why_not
-    text = measurement.conclusion(run, prediction, measurement.simulate(run))
+    text = measurement.run_conclusion(run, prediction, measurement.simulate_run(run))
     assert "could not be compared" in text
 
 
@@ -159,10 +161,10 @@ def test_before_and_after_names_every_setting_that_differs(run: measurement.Serv
 
 def test_the_simulator_gives_every_recorded_request_to_the_token(run: measurement.ServerRun) -> None:
     """Independent of each other: real schedulers on one side, the replay's rules on the other."""
-    simulation = measurement.simulate(run)
+    simulation = measurement.simulate_run(run)
     told = [(record.cached_device, record.cached_host) for record in run.result.measured]
     assert list(zip(simulation.device_tokens, simulation.host_tokens, strict=True)) == told
-    smaller = measurement.simulate(replace(run, server=replace(run.server, host_tokens=2049)))
+    smaller = measurement.simulate_run(replace(run, server=replace(run.server, host_tokens=2049)))
     assert smaller.agreeing < 24  # and it would notice a smaller pool
 
 
@@ -172,24 +174,24 @@ def test_the_simulator_gives_every_recorded_request_to_the_token(run: measuremen
 )
 def test_what_cannot_be_simulated_says_why(run: measurement.ServerRun, parameters, reason: str) -> None:
     changed = replace(run.result, parameters=run.result.parameters | parameters)
-    assert reason in measurement.simulate(replace(run, result=changed)).why_not
+    assert reason in measurement.simulate_run(replace(run, result=changed)).why_not
     trace = replace(run.result, plan="trace_replay")
-    assert "cannot be made again" in measurement.simulate(replace(run, result=trace)).why_not
+    assert "cannot be made again" in measurement.simulate_run(replace(run, result=trace)).why_not
     pools = replace(run.server, host_tokens=None)
-    assert "does not tell the sizes" in measurement.simulate(replace(run, server=pools)).why_not
+    assert "does not tell the sizes" in measurement.simulate_run(replace(run, server=pools)).why_not
 
 
 @pytest.mark.parametrize("workload", [name for name in measurement.WORKLOADS if name != "trace_replay"])
 def test_every_workload_can_be_asked_for(workload: str) -> None:
-    plan = measurement.make_plan(workload, seed=1, prompts=2, prompt_tokens=40, answer_tokens=4, device_tokens=100)
+    plan = measurement.make_load_plan(workload, seed=1, prompts=2, prompt_tokens=40, answer_tokens=4, device_tokens=100)
     assert plan.requests >= 2
-    assert plan == measurement.make_plan(
+    assert plan == measurement.make_load_plan(
         workload, seed=1, prompts=2, prompt_tokens=40, answer_tokens=4, device_tokens=100
     )
 
 
 def test_a_shipped_trace_can_be_replayed_on_a_small_server() -> None:
-    plan = measurement.make_plan(
+    plan = measurement.make_load_plan(
         "trace_replay",
         seed=1,
         prompts=20,
@@ -209,11 +211,11 @@ def test_a_shipped_trace_can_be_replayed_on_a_small_server() -> None:
 def test_mistakes_in_parameters_are_named() -> None:
     sizes = {"seed": 1, "prompts": 2, "prompt_tokens": 40, "answer_tokens": 4}
     with pytest.raises(UsageError, match="workload: expected one of write_evict_read"):
-        measurement.make_plan("chat", **sizes)
+        measurement.make_load_plan("chat", **sizes)
     with pytest.raises(UsageError, match="evict_tokens: the server does not tell"):
-        measurement.make_plan("write_evict_read", **sizes)
+        measurement.make_load_plan("write_evict_read", **sizes)
     with pytest.raises(UsageError, match="trace: name the file"):
-        measurement.make_plan("trace_replay", **sizes)
+        measurement.make_load_plan("trace_replay", **sizes)
 
 
 def test_a_live_server_is_described_and_measured(tmp_path: Path) -> None:

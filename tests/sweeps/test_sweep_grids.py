@@ -13,7 +13,7 @@ from hicache_lab.cli import main
 from hicache_lab.host import HostMemory
 from hicache_lab.sweeps import Grid, load_grid, make_plan
 from hicache_lab.sweeps.reading import read_yaml
-from hicache_lab.sweeps.server_side import render, split_environment
+from hicache_lab.sweeps.server_side import fill_in, split_environment
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "varying.ipynb"
 INCIDENT_HOST = HostMemory.stated(total_bytes=449 * GB, available_bytes=445 * GB)
@@ -214,13 +214,13 @@ def test_a_point_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_templates_are_words_and_never_a_shell() -> None:
     values = {"size": 48, "ratio": None, "more": "--page-size 64 --tag 'a b'", "evil": "1; rm -rf $HOME", "on": True}
-    assert render("x --hicache-size {size} --hicache-ratio {ratio} {more} --log-{on}", values) == (
+    assert fill_in("x --hicache-size {size} --hicache-ratio {ratio} {more} --log-{on}", values) == (
         "x", "--hicache-size", "48", "--page-size", "64", "--tag", "a b", "--log-true",
     )  # fmt: skip
-    assert render("x --tag=v{size} --hicache-ratio={ratio} --a 'say {evil}'", values) == (
+    assert fill_in("x --tag=v{size} --hicache-ratio={ratio} --a 'say {evil}'", values) == (
         "x", "--tag=v48", "--a", "say 1; rm -rf $HOME",
     )  # fmt: skip
-    assert render("""x --json '{"a": {"b": 1}}' {port}""", {}) == ("x", "--json", '{"a": {"b": 1}}', "{port}")
+    assert fill_in("""x --json '{"a": {"b": 1}}' {port}""", {}) == ("x", "--json", '{"a": {"b": 1}}', "{port}")
     assert split_environment(("A=1", "B=", "x", "C=2")) == ({"A": "1", "B": ""}, ("x", "C=2"))
 
 

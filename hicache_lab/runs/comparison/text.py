@@ -52,7 +52,7 @@ def rows(comparison: Comparison, name: str) -> list[tuple[str, ...]]:
     return found
 
 
-def pair_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+def prediction_cells(comparison: Comparison) -> list[tuple[str, ...]]:
     """Setting, figure, predicted, observed and the difference, a row a pair."""
     return [
         (pair.setting, pair.name, number(pair.predicted), number(pair.observed), number(pair.difference))
@@ -98,7 +98,7 @@ def text(comparison: Comparison, recommendation: Recommendation | None, *, most:
             f"{len(names) - most} more figures: --metric NAME, --all, --json ({', '.join(names[most:][:12])} …)",
         ]
     if comparison.pairs:
-        table = [("setting", "figure", "predicted", "observed", "difference"), *pair_rows(comparison)]
+        table = [("setting", "figure", "predicted", "observed", "difference"), *prediction_cells(comparison)]
         lines += ["", "predicted against observed", *align(table)]
     lines += [f"left out: {label}: {why}" for label, why in comparison.left_out]
     lines += [f"note: {note}" for note in comparison.notes]

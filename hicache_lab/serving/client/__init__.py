@@ -7,7 +7,7 @@ builds requests and reads token streams with their arrival times. Everything a s
 from __future__ import annotations
 
 from hicache_lab.serving.client.http import Health, Probe, SglangClient
-from hicache_lab.serving.client.info import HicacheSettings, ModelInfo, RankLoad, ServerInfo
+from hicache_lab.serving.client.info import HicacheSettings, ModelInfo, ServerInfo
 from hicache_lab.serving.client.metrics import CachedTokens, MetricsSnapshot, parse_metrics
 from hicache_lab.serving.client.stream import GenerateRequest, RawStream, Reply, read_reply, read_stream
 
@@ -19,7 +19,6 @@ __all__ = [
     "MetricsSnapshot",
     "ModelInfo",
     "Probe",
-    "RankLoad",
     "RawStream",
     "Reply",
     "ServerInfo",

@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hicache_lab.base.errors import ServerError, UsageError
 from hicache_lab.serving.client.info import (
     ModelInfo,
-    RankLoad,
     ServerInfo,
-    read_loads,
     read_model_info,
     read_server_info,
 )
@@ -62,7 +60,6 @@ class Probe:
     unix_s: float
     server: ServerInfo
     model: ModelInfo
-    loads: tuple[RankLoad, ...]
     metrics: MetricsSnapshot | None
     metrics_missing: str | None
 
@@ -182,22 +179,6 @@ class SglangClient:
         """
         return read_model_info(await self._json("/model_info", "/get_model_info"))
 
-    async def model_names(self) -> tuple[str, ...]:
-        """The names /v1/models offers."""
-        data = await self._json("/v1/models")
-        entries = data.get("data") if isinstance(data, dict) else None
-        return tuple(str(e["id"]) for e in entries or () if isinstance(e, dict) and "id" in e)
-
-    async def loads(self) -> tuple[RankLoad, ...]:
-        """Ask /v1/loads (from 0.5.8) or /get_load; empty if the release has neither."""
-        for path in ("/v1/loads", "/get_load"):
-            response = await self._get(path)
-            if response.status == HTTPStatus.OK:
-                return read_loads(self._parsed(path, response))
-            if response.status != HTTPStatus.NOT_FOUND:
-                self._check(path, response)
-        return ()
-
     async def metrics(self) -> MetricsSnapshot:
         """Scrape /metrics.
 
@@ -222,36 +203,20 @@ class SglangClient:
         self._check("/metrics", response)
         return time.time(), response.body.decode(errors="replace")
 
-    async def probe(self, *, expected_model: str = "") -> Probe:
+    async def probe(self) -> Probe:
         """Everything the server tells, in one go.
 
-        Args:
-            expected_model: refuse a server that serves another model (path or served name), if not empty.
-
         Raises:
-            ServerError: not reachable, not ready, not SGLang, or another model.
+            ServerError: not reachable, not ready, or not SGLang.
         """
         await self.require_loaded()
         server, model = await self.server_info(), await self.model_info()
-        await self._check_model(expected_model, model)
         metrics, missing = None, None
         try:
             metrics = await self.metrics()
         except ServerError as error:
             missing = str(error)
-        try:
-            loads = await self.loads()
-        except ServerError:  # a proxy that does not let it through; nothing depends on it
-            loads = ()
-        return Probe(time.time(), server, model, loads, metrics, missing)
-
-    async def _check_model(self, expected: str, model: ModelInfo) -> None:
-        if not expected or expected in {model.model_path, model.served_name}:
-            return
-        names = await self.model_names()
-        if expected not in names:
-            serves = ", ".join(dict.fromkeys((*names, model.model_path)))
-            raise ServerError(f"{self.base_url} serves {serves}, not {expected}; check base_url or the model's name")
+        return Probe(time.time(), server, model, metrics, missing)
 
     # ---- changes
 

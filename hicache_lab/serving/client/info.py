@@ -1,4 +1,4 @@
-"""What a server says it runs: /server_info, /model_info and the load endpoints in the shapes of all releases.
+"""What a server says it runs: /server_info and /model_info in the shapes of all releases.
 
 Field names and shapes: 0.4.4–0.4.6 answer flat; from 0.4.7 each data-parallel rank has an entry in
 ``internal_states``, which from 0.5.6 repeats the rank's whole server arguments; from 0.5.17
@@ -53,15 +53,6 @@ class HicacheSettings:
 
 
 @dataclass(frozen=True)
-class RankMemory:
-    """One data-parallel rank's own memory report; the sizes are GiB although SGLang writes GB."""
-
-    weight_gib: float | None
-    kvcache_gib: float | None
-    token_capacity: int | None
-
-
-@dataclass(frozen=True)
 class ServerInfo:
     """What /server_info says.
 
@@ -76,7 +67,6 @@ class ServerInfo:
         kv_cache_dtype: as the flag.
         chunked_prefill_tokens: most prompt tokens of one prefill batch; None if it is not chunked.
         hicache: the HiCache flags.
-        ranks: memory report of each data-parallel rank (empty before 0.4.9).
         settings: every other scalar, by SGLang's own name; no credentials.
     """
 
@@ -91,7 +81,6 @@ class ServerInfo:
     kv_cache_dtype: str | None
     chunked_prefill_tokens: int | None
     hicache: HicacheSettings
-    ranks: tuple[RankMemory, ...]
     settings: Mapping[str, Scalar]
 
     @property
@@ -117,23 +106,10 @@ class ServerInfo:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What /model_info says: path, the name requests must use, and whether it generates text."""
+    """What /model_info says."""
 
     model_path: str
-    served_name: str | None
-    is_generation: bool
     architectures: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RankLoad:
-    """One data-parallel rank's load (/v1/loads from 0.5.8, /get_load before); None: not told."""
-
-    dp_rank: int
-    running_requests: int | None
-    waiting_requests: int
-    used_tokens: int | None
-    device_tokens: int | None
 
 
 def read_server_info(data: Any) -> ServerInfo:
@@ -166,7 +142,6 @@ def read_server_info(data: Any) -> ServerInfo:
         kv_cache_dtype=_text(get("kv_cache_dtype")),
         chunked_prefill_tokens=chunk if chunk is not None and chunk > 0 else None,
         hicache=_hicache({**settings, **_scalars(first)}),
-        ranks=tuple(_rank(_memory(state)) for state in states if "memory_usage" in state),
         settings=MappingProxyType(settings),
     )
 
@@ -186,10 +161,6 @@ def _hicache(settings: Mapping[str, Scalar]) -> HicacheSettings:
 def _memory(state: Mapping[str, Any]) -> Mapping[str, Any]:
     memory = state.get("memory_usage")
     return memory if isinstance(memory, dict) else {}
-
-
-def _rank(memory: Mapping[str, Any]) -> RankMemory:
-    return RankMemory(number(memory.get("weight")), number(memory.get("kvcache")), whole(memory.get("token_capacity")))
 
 
 def _scalars(data: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -212,37 +183,7 @@ def read_model_info(data: Any) -> ModelInfo:
     names = data.get("architectures")
     return ModelInfo(
         model_path=printable(str(data["model_path"])),
-        served_name=_text(data.get("served_model_name")),
-        is_generation=bool(data.get("is_generation", True)),
         architectures=tuple(printable(str(name)) for name in names) if isinstance(names, list) else (),
-    )
-
-
-def read_loads(data: Any) -> tuple[RankLoad, ...]:
-    """Read the JSON of /v1/loads or /get_load.
-
-    Raises:
-        ServerError: neither shape.
-    """
-    entries = data.get("loads") if isinstance(data, dict) else data
-    if not isinstance(entries, list):
-        raise ServerError("its load endpoint answered in an unknown shape (expected a list of ranks)")
-    return tuple(_rank_load(place, entry) for place, entry in enumerate(entries) if isinstance(entry, dict))
-
-
-def _rank_load(place: int, entry: Mapping[str, Any]) -> RankLoad:
-    waiting = whole(entry.get("num_waiting_reqs")) or 0
-    running = whole(entry.get("num_running_reqs"))
-    if running is None and (total := whole(entry.get("num_reqs"))) is not None:
-        running = max(total - waiting, 0)
-    rank = whole(entry.get("dp_rank"))
-    return RankLoad(
-        place if rank is None else rank,
-        running,
-        waiting,
-        # /get_load's num_tokens includes the waiting prompts, so it is not pool usage
-        whole(entry.get("num_used_tokens")),
-        whole(entry.get("max_total_num_tokens")),
     )
 
 

@@ -48,19 +48,6 @@ class CachedTokens:
     host: int | None = None
     storage: int | None = None
 
-    def since(self, earlier: CachedTokens) -> CachedTokens:
-        """What was added after ``earlier``."""
-
-        def minus(now: int | None, then: int | None) -> int | None:
-            return None if now is None else now - (then or 0)
-
-        return CachedTokens(
-            self.total - earlier.total,
-            minus(self.device, earlier.device),
-            minus(self.host, earlier.host),
-            minus(self.storage, earlier.storage),
-        )
-
 
 @dataclass(frozen=True)
 class MetricsSnapshot:
@@ -157,12 +144,6 @@ class MetricsSnapshot:
     def host_used_tokens(self) -> int | None:
         """Tokens in the host pool of one rank."""
         value = self.gauge("hicache_host_used_tokens")
-        return None if value is None else int(value)
-
-    @property
-    def device_total_tokens(self) -> int | None:
-        """Device pool of one rank in tokens (from 0.5.6)."""
-        value = self.gauge("max_total_num_tokens")
         return None if value is None else int(value)
 
     def _once(self, name: str) -> Iterator[Sample]:

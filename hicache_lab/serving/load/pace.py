@@ -47,11 +47,6 @@ class Pace:
         if self.concurrency is None and self.rate_per_s is None and not self.by_trace:
             raise UsageError("concurrency: give it, or rate_per_s, or replay a trace's own times")
 
-    @property
-    def open_loop(self) -> bool:
-        """Whether arrivals do not wait for answers."""
-        return self.rate_per_s is not None or self.by_trace
-
     def arrivals(self) -> Callable[[float | None], float | None]:
         """From a session's own time to its start after the phase began; None: at once."""
         if self.by_trace:

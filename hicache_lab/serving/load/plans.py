@@ -11,8 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from hicache_lab.base.errors import UsageError
 
@@ -94,15 +93,6 @@ class Plan:
         """Prompts in all phases."""
         return sum(len(session.turns) for phase in self.phases for session in phase.sessions)
 
-    @property
-    def most_tokens(self) -> int:
-        """Prompt and answer tokens if every answer is as long as allowed; prompts repeat their history."""
-        total = 0
-        for phase in self.phases:
-            for session in phase.sessions:
-                total += sum(accumulate(len(turn.tokens) + turn.max_new_tokens for turn in session.turns))
-        return total
-
 
 def as_text(tokens: Sequence[int]) -> str:
     """Tokens as words, the same words for the same tokens."""
@@ -132,6 +122,7 @@ def multi_turn(
         system_tokens: a prefix that all conversations share.
         form: ids or text.
     """
+    parameters = _recorded(locals())
     _positive(conversations=conversations, turns=turns, first_tokens=first_tokens, turn_tokens=turn_tokens)
     draw = _Drawer(seed)
     system = draw(system_tokens)
@@ -144,14 +135,6 @@ def multi_turn(
         )
         for _ in range(conversations)
     )
-    parameters = {
-        "conversations": conversations,
-        "turns": turns,
-        "first_tokens": first_tokens,
-        "turn_tokens": turn_tokens,
-        "answer_tokens": answer_tokens,
-        "system_tokens": system_tokens,
-    }
     return Plan("multi_turn", seed, (Phase("conversations", sessions),), form, parameters)
 
 
@@ -179,6 +162,7 @@ def rounds(
         answer_tokens: every answer.
         form: ids or text.
     """
+    parameters = _recorded(locals())
     _positive(conversations=conversations, turns=turns, first_tokens=first_tokens, turn_tokens=turn_tokens)
     draw = _Drawer(seed)
     whole = [draw(first_tokens + (turns - 1) * turn_tokens) for _ in range(conversations)]
@@ -189,13 +173,6 @@ def rounds(
         )
         for turn in range(turns)
     )
-    parameters = {
-        "conversations": conversations,
-        "turns": turns,
-        "first_tokens": first_tokens,
-        "turn_tokens": turn_tokens,
-        "answer_tokens": answer_tokens,
-    }
     return Plan("rounds", seed, phases, form, parameters)
 
 
@@ -210,6 +187,7 @@ def shared_prefix(
     form: Form = "ids",
 ) -> Plan:
     """Groups of prompts with a common beginning (system prompts, documents), in mixed order."""
+    parameters = _recorded(locals())
     _positive(groups=groups, prompts_per_group=prompts_per_group, prefix_tokens=prefix_tokens)
     draw = _Drawer(seed)
     prefixes = [draw(prefix_tokens) for _ in range(groups)]
@@ -219,22 +197,15 @@ def shared_prefix(
         for _ in range(prompts_per_group)
     ]
     draw.random.shuffle(sessions)
-    parameters = {
-        "groups": groups,
-        "prompts_per_group": prompts_per_group,
-        "prefix_tokens": prefix_tokens,
-        "suffix_tokens": suffix_tokens,
-        "answer_tokens": answer_tokens,
-    }
     return Plan("shared_prefix", seed, (Phase("prompts", tuple(sessions)),), form, parameters)
 
 
 def random_prompts(*, seed: int, prompts: int, prompt_tokens: int, answer_tokens: int, form: Form = "ids") -> Plan:
     """Prompts that share nothing: what a cache cannot help with."""
+    parameters = _recorded(locals())
     _positive(prompts=prompts, prompt_tokens=prompt_tokens)
     draw = _Drawer(seed)
     sessions = tuple(Session((Turn(draw(prompt_tokens), answer_tokens),)) for _ in range(prompts))
-    parameters = {"prompts": prompts, "prompt_tokens": prompt_tokens, "answer_tokens": answer_tokens}
     return Plan("random", seed, (Phase("prompts", sessions),), form, parameters)
 
 
@@ -258,17 +229,12 @@ def write_evict_read(
             left it.
         form: ids or text.
     """
+    parameters = _recorded(locals())
     _positive(prompts=prompts, prompt_tokens=prompt_tokens, evict_tokens=evict_tokens)
     draw = _Drawer(seed)
     written = tuple(Session((Turn(draw(prompt_tokens), answer_tokens),)) for _ in range(prompts))
     fillers = -(-evict_tokens // prompt_tokens)
     evicting = tuple(Session((Turn(draw(prompt_tokens), answer_tokens),)) for _ in range(fillers))
-    parameters = {
-        "prompts": prompts,
-        "prompt_tokens": prompt_tokens,
-        "answer_tokens": answer_tokens,
-        "evict_tokens": evict_tokens,
-    }
     phases = (Phase("write", written), Phase("evict", evicting), Phase("read", written))
     return Plan("write_evict_read", seed, phases, form, parameters)
 
@@ -299,7 +265,13 @@ def warmup_plan(plan: Plan, count: int) -> Plan:
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """One request of a trace that was read from a file; see ``TraceRow``."""
+    """One request of a Mooncake-style trace: prefix blocks by id, equal ids meaning equal tokens.
+
+    Attributes:
+        at_s: arrival after the trace's start.
+        block_ids: blocks of the prompt in order; the last may be part-filled.
+        input_tokens, output_tokens: length of the prompt and of the answer.
+    """
 
     at_s: float
     block_ids: tuple[int, ...]
@@ -327,28 +299,8 @@ def trace_rows(trace: Trace, requests: int | None = None) -> Iterator[RecordedRe
         )
 
 
-class TraceRow(Protocol):
-    """One request of a Mooncake-style trace: prefix blocks by id, equal ids meaning equal tokens."""
-
-    @property
-    def at_s(self) -> float:
-        """Arrival after the trace's start."""
-
-    @property
-    def block_ids(self) -> Sequence[int]:
-        """Blocks of the prompt in order; the last may be part-filled."""
-
-    @property
-    def input_tokens(self) -> int:
-        """Prompt length."""
-
-    @property
-    def output_tokens(self) -> int:
-        """Answer length."""
-
-
 def trace_replay(
-    rows: Iterable[TraceRow],
+    rows: Iterable[RecordedRequest],
     *,
     seed: int,
     block_tokens: int = 512,
@@ -403,6 +355,11 @@ class _Drawer:
     def __call__(self, count: int) -> Tokens:
         low, high = ID_RANGE
         return tuple(self.random.choices(range(low, high), k=count))
+
+
+def _recorded(arguments: Mapping[str, Any]) -> dict[str, int | float | str]:
+    """What a plan was made from; seed and form are recorded beside it."""
+    return {name: value for name, value in arguments.items() if name not in {"seed", "form"}}
 
 
 def _positive(**counts: int) -> None:

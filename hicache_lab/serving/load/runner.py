@@ -15,7 +15,7 @@ from hicache_lab.serving.load.conversation import Conversation, Target
 from hicache_lab.serving.load.pace import LagMeter, Limits, Pace
 from hicache_lab.serving.load.plans import Phase, Plan, Session, warmup_plan
 from hicache_lab.serving.load.results import LoadResult, RequestRecord
-from hicache_lab.serving.load.thread_loop import in_own_loop
+from hicache_lab.serving.load.thread_loop import run_in_thread
 from hicache_lab.serving.load.watch import PERIOD_SECONDS, Watcher, went_backwards
 
 # answers that nobody waits for are read after the run, up to so many bytes
@@ -71,7 +71,7 @@ def run_load(
                 progress=progress,
             )
 
-    return in_own_loop(go())
+    return run_in_thread(go())
 
 
 async def load(
@@ -143,7 +143,7 @@ class _Run:
                 if self._limits.duration_s is not None:
                     self._deadline = self._start + self._limits.duration_s
                 watcher.begin(self._start)
-                async with _beside(meter.run(), watcher.run()):
+                async with _in_background(meter.run(), watcher.run()):
                     for phase in self._plan.phases:
                         await self._phase(phase)
             ended = self._stop_reason or "complete"
@@ -362,7 +362,7 @@ def _filled(record: RequestRecord, reply: Reply) -> RequestRecord:
 
 
 @contextlib.asynccontextmanager
-async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _in_background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Background work that ends with the block."""
     tasks = [asyncio.create_task(part) for part in work]
     try:

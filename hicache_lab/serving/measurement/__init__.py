@@ -9,15 +9,15 @@ from __future__ import annotations
 from hicache_lab.serving.measurement.compare import (
     before_after,
     comparison,
-    conclusion,
     figures_of,
     hit_rows,
     latency_rows,
+    run_conclusion,
     throughput_row,
 )
 from hicache_lab.serving.measurement.predict import Prediction, predict
-from hicache_lab.serving.measurement.run import WORKLOADS, ServerRun, make_plan, measure, read_run, recorded_runs
-from hicache_lab.serving.measurement.simulate import Simulation, simulate
+from hicache_lab.serving.measurement.run import WORKLOADS, ServerRun, make_load_plan, measure, read_run, recorded_runs
+from hicache_lab.serving.measurement.simulate import Simulation, simulate_run
 
 __all__ = [
     "WORKLOADS",
@@ -26,15 +26,15 @@ __all__ = [
     "Simulation",
     "before_after",
     "comparison",
-    "conclusion",
     "figures_of",
     "hit_rows",
     "latency_rows",
-    "make_plan",
+    "make_load_plan",
     "measure",
     "predict",
     "read_run",
     "recorded_runs",
-    "simulate",
+    "run_conclusion",
+    "simulate_run",
     "throughput_row",
 ]

@@ -173,7 +173,7 @@ def _simulated(simulation: Simulation, tokens: Sequence[int]) -> int | None:
     return None if simulation.why_not else sum(tokens)
 
 
-def conclusion(run: ServerRun, prediction: Prediction, simulation: Simulation) -> str:
+def run_conclusion(run: ServerRun, prediction: Prediction, simulation: Simulation) -> str:
     """A paragraph of Markdown with the numbers that matter."""
     observed, computed, hits = run.server.host_tokens, prediction.host_tokens, run.result.hits()
     if computed is None or observed is None:

@@ -11,7 +11,7 @@ from hicache_lab.base.resources import data_dir
 from hicache_lab.serving import load
 from hicache_lab.serving.client import SglangClient
 from hicache_lab.serving.client.description import Description
-from hicache_lab.serving.load.thread_loop import in_own_loop
+from hicache_lab.serving.load.thread_loop import run_in_thread
 from hicache_lab.traffic.traces import read_trace
 
 DESCRIPTION_FILE = "server.json"
@@ -74,10 +74,10 @@ def describe(base_url: str, api_key_env: str = "", ca_file: str = "") -> Descrip
         async with SglangClient(base_url, api_key_env=api_key_env, ca_file=ca_file or None) as client:
             return Description.of(await client.probe())
 
-    return in_own_loop(ask())
+    return run_in_thread(ask())
 
 
-def make_plan(
+def make_load_plan(
     workload: str,
     *,
     seed: int,
@@ -189,7 +189,7 @@ def measure(
 
     Args:
         base_url: the server; an empty text reads the newest recorded run instead, after the same checks.
-        workload, seed, prompts, prompt_tokens, answer_tokens, evict_tokens, trace, shrink: see ``make_plan``.
+        workload, seed, prompts, prompt_tokens, answer_tokens, evict_tokens, trace, shrink: see ``make_load_plan``.
         concurrency: sessions at once (a trace comes at its own times).
         rate_per_s: sessions a second (Poisson); 0 keeps ``concurrency`` of them running.
         duration_s: start no prompt after this long; 0: no limit.
@@ -211,7 +211,7 @@ def measure(
     limits = load.Limits(duration_s=duration_s or None, max_requests=max_requests, max_tokens=max_tokens)
     recorded = None if base_url else read_run(recorded_runs()[-1])
     server = recorded.server if recorded else describe(base_url, api_key_env, ca_file)
-    plan = make_plan(
+    plan = make_load_plan(
         workload,
         seed=seed,
         prompts=prompts,

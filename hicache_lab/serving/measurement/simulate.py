@@ -56,7 +56,7 @@ class Simulation:
         return rows
 
 
-def simulate(run: ServerRun) -> Simulation:
+def simulate_run(run: ServerRun) -> Simulation:
     """Replay the prompts of a run through the simulator, with the server's own pools and flags.
 
     The prompts are made again from the plan's seed, the answers are the ones that were received; requests that failed
