@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
 
 def run(command: str, args: argparse.Namespace) -> int:
     """0: fits, or the source follows known rules; 3: killed or refused, or it follows none."""
-    return _read_source(args) if command == "read-source" else _replay(args)
+    return _read_source(args) if command == "read-source" else _race(args)
 
 
 def _scenario(args: argparse.Namespace) -> Scenario:
@@ -75,7 +76,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     )
 
 
-def _replay(args: argparse.Namespace) -> int:
+def _race(args: argparse.Namespace) -> int:
     for flag, value in [("--scale", args.scale), ("--cap", args.cap), ("--cgroup", args.cgroup)]:
         if value is not None and not args.physical:
             raise UsageError(f"{flag}: belongs to the physical race; add --physical, or leave it out")
@@ -90,9 +91,9 @@ def _replay(args: argparse.Namespace) -> int:
         scale = 1000 if args.scale is None else args.scale
         result = race.run_physical(scenario, scale=scale, cap_bytes=cap, parent=args.cgroup)
     if args.json:
-        print(json.dumps(replay_json(result), indent=1))
+        print(json.dumps(race_json(result), indent=1))
     else:
-        print("\n".join(replay_lines(result)))
+        print("\n".join(race_lines(result)))
         if result is not simulated:
             print(f"  the virtual model says: {_counts(simulated)}; peak {format_gb(simulated.peak_bytes)}")
     return 0 if result.outcome == "fits" else 3
@@ -105,7 +106,7 @@ def _counts(result: RaceResult) -> str:
     )
 
 
-def replay_lines(result: RaceResult) -> list[str]:
+def race_lines(result: RaceResult) -> list[str]:
     """The race for a terminal."""
     scenario = result.scenario
     scaled = f", really 1:{result.scale}" if result.scale > 1 else ""
@@ -145,7 +146,7 @@ def replay_lines(result: RaceResult) -> list[str]:
     return lines
 
 
-def replay_json(result: RaceResult) -> dict[str, Any]:
+def race_json(result: RaceResult) -> dict[str, Any]:
     """The JSON form of a race; bytes as they really were (see ``scale``)."""
     scenario = result.scenario
     return {
@@ -153,19 +154,7 @@ def replay_json(result: RaceResult) -> dict[str, Any]:
         "survivors": result.survivors,
         "refused": result.refused,
         "peak_bytes": result.peak_bytes,
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "arrival_seconds": rank.arrival_seconds,
-                "saw_bytes": rank.saw_bytes,
-                "budget_bytes": rank.budget_bytes,
-                "passed": rank.passed,
-                "peak_bytes": rank.peak_bytes,
-                "end_seconds": rank.end_seconds,
-                "fate": rank.outcome,
-            }
-            for rank in result.ranks
-        ],
+        "ranks": [_rank_json(rank) for rank in result.ranks],
         "outcome": result.outcome,
         "passed": result.passed,
         "provenance": result.provenance,
@@ -181,10 +170,14 @@ def replay_json(result: RaceResult) -> dict[str, Any]:
         "seed": scenario.seed,
         "group": result.group,
         "kernel_lines": list(result.kernel_lines),
-        "samples": [
-            {"seconds": s.seconds, "used_bytes": s.used_bytes, "rank_bytes": list(s.rank_bytes)} for s in result.samples
-        ],
+        "samples": [asdict(sample) for sample in result.samples],
     }
+
+
+def _rank_json(rank: race.RankResult) -> dict[str, Any]:
+    record = asdict(rank)
+    record["fate"] = record.pop("outcome")
+    return record
 
 
 def _ranks(scenario: Scenario) -> str:
@@ -224,12 +217,15 @@ def _read_source(args: argparse.Namespace) -> int:
 def _constructor_json(one: source.Constructor) -> dict[str, Any]:
     return {
         "class": one.class_name,
-        "file": one.where.file,
-        "line": one.where.number,
+        **_place(one.where),
         "signature": one.signature,
-        "sizing": [{"file": at.file, "line": at.number, "text": at.text} for at in one.sizing],
-        "guard": [{"file": at.file, "line": at.number, "text": at.text} for at in one.guard],
+        "sizing": [_place(line) | {"text": line.text} for line in one.sizing],
+        "guard": [_place(line) | {"text": line.text} for line in one.guard],
     }
+
+
+def _place(line: source.Line | None) -> dict[str, Any]:
+    return {"file": line.file if line else None, "line": line.number if line else None}
 
 
 def reading_json(reading: source.Reading) -> dict[str, Any]:
@@ -244,18 +240,12 @@ def reading_json(reading: source.Reading) -> dict[str, Any]:
         "era": era.name if era else None,
         "releases": list(era.releases) if era else [],
         "nearest_era": reading.nearest.name,
-        "constructor": {name: primary[name] for name in ("class", "file", "line", "signature")},
-        "sizing": primary["sizing"],
-        "guard": primary["guard"],
+        "sizing": primary.pop("sizing"),
+        "guard": primary.pop("guard"),
+        "constructor": primary,
         "other_pools": [_constructor_json(one) for one in reading.others],
         "facts": {
-            name: {
-                "value": fact.value,
-                "says": fact.says,
-                "file": fact.line.file if fact.line else None,
-                "line": fact.line.number if fact.line else None,
-            }
-            for name, fact in reading.facts.items()
+            name: {"value": fact.value, "says": fact.says, **_place(fact.line)} for name, fact in reading.facts.items()
         },
         "differences": [
             {
@@ -264,8 +254,7 @@ def reading_json(reading: source.Reading) -> dict[str, Any]:
                 "source": difference.found,
                 "rules": difference.expected,
                 "says": difference.says,
-                "file": difference.line.file if difference.line else None,
-                "line": difference.line.number if difference.line else None,
+                **_place(difference.line),
             }
             for difference in reading.differences
         ],

@@ -12,7 +12,7 @@ import pytest
 from hicache_lab.base.errors import HostError
 from hicache_lab.base.units import MB
 from hicache_lab.cli import main
-from hicache_lab.cli.replays import replay_lines
+from hicache_lab.cli.replays import race_lines
 from hicache_lab.race import RaceSample, scenario_of_release, simulate
 from hicache_lab.race.cgroup import memory_group
 
@@ -104,9 +104,9 @@ def test_one_rank_is_one_rank(capsys) -> None:
 def test_processes_larger_than_the_story_are_said() -> None:
     scenario = scenario_of_release("0.5.8", size_gb=300)
     result = replace(simulate(scenario), scale=20_000, samples=(RaceSample(0.0, 520_000, (0,) * 8),))
-    [line] = [line for line in replay_lines(result) if "themselves" in line]
+    [line] = [line for line in race_lines(result) if "themselves" in line]
     assert "hold 10.40 GB at this scale, the scenario has 4.00 GB in use" in line
-    assert not any("themselves" in line for line in replay_lines(simulate(scenario)))
+    assert not any("themselves" in line for line in race_lines(simulate(scenario)))
 
 
 def test_an_output_that_is_full_is_an_error() -> None:
