@@ -1,4 +1,4 @@
-"""What systemd, Kubernetes and Docker tell of a kill, where nobody can see the kernel's own line."""
+"""A kill that systemd, Kubernetes and Docker report, where nobody can see the kernel's own line."""
 
 import json
 from datetime import UTC, datetime
@@ -11,7 +11,6 @@ from hicache_lab.cli import main
 from hicache_lab.forensics.incident.facts import gather
 from hicache_lab.forensics.incident.folder import kind_of, sort_files
 from hicache_lab.forensics.incident.kernel import KernelLog, read_kernel_log
-from hicache_lab.forensics.incident.oom_reports import teller_of
 
 DESCRIBE = """Name:             sglang-0
 Namespace:        inference
@@ -83,7 +82,7 @@ AT = datetime(2026, 1, 20, 9, 18, 2)
 
 
 @pytest.mark.parametrize(
-    ("text", "teller", "at", "limit_bytes"),
+    ("text", "reporter", "at", "limit_bytes"),
     [
         (DESCRIBE, "Kubernetes", AT, 200 * GIB),
         (YAML, "Kubernetes", AT, 440 * GB),
@@ -96,16 +95,16 @@ AT = datetime(2026, 1, 20, 9, 18, 2)
 )
 def test_a_kill_is_read_from(
     text: str,
-    teller: str,
+    reporter: str,
     at: datetime | None,
     limit_bytes: int | None,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = tmp_path / "told.txt"
+    path = tmp_path / "reported.txt"
     path.write_text(text)
     read = read_kernel_log(str(path))
-    assert [(teller_of(kill), kill.at) for kill in read.kills] == [(teller, at)]
+    assert [(kill.reporter, kill.at) for kill in read.kills] == [(reporter, at)]
     assert read.cgroup_limit_bytes == limit_bytes
     assert kind_of(str(path)) == "kernel"
     assert capsys.readouterr().err == ""
@@ -118,7 +117,7 @@ def test_the_kubelet_names_its_victim(tmp_path: Path) -> None:
         f"LAST SEEN  TYPE     REASON     OBJECT      MESSAGE\n3m         Warning  SystemOOM  node/gpu-7  {said}\n"
     )
     (kill,) = read_kernel_log(str(path)).kills
-    assert (kill.comm, kill.pid, teller_of(kill)) == ("sglang::schedul", 4242, "Kubernetes")
+    assert (kill.comm, kill.pid, kill.reporter) == ("sglang::schedul", 4242, "Kubernetes")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,7 @@ def test_the_kubelet_names_its_victim(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_is_read_from_other_ends_and_from_prose(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "told.txt"
+    path = tmp_path / "reported.txt"
     path.write_text(text)
     assert read_kernel_log(str(path)).kills == ()
 
@@ -146,7 +145,7 @@ def test_the_kernels_own_line_counts_more(tmp_path: Path) -> None:
     line = "node kernel: Out of memory: Killed process 77 (sglang::schedul) total-vm:9kB, anon-rss:5kB"
     kernel = f"2026-01-20T09:18:01+0000 {line}\n"
     path.write_text(kernel + UNIT)
-    assert [(kill.pid, teller_of(kill)) for kill in read_kernel_log(str(path)).kills] == [(77, None)]
+    assert [(kill.pid, kill.reporter) for kill in read_kernel_log(str(path)).kills] == [(77, None)]
 
 
 def test_another_containers_limit_is_not_the_killed_ones(tmp_path: Path) -> None:
@@ -182,7 +181,7 @@ def test_diagnose_takes_it_beside_the_server_log(tmp_path: Path, capsys: pytest.
     assert [line["text"] for line in kill["evidence"]] == ["Reason:       OOMKilled"]
 
 
-def read(text: str, tmp_path: Path, name: str = "told.txt") -> KernelLog:
+def read(text: str, tmp_path: Path, name: str = "reported.txt") -> KernelLog:
     path = tmp_path / name
     path.write_text(text, newline="")
     return read_kernel_log(str(path))
@@ -346,7 +345,7 @@ def test_a_container_that_still_runs_was_finished_before_its_kill(tmp_path: Path
 def test_docker_events(tmp_path: Path) -> None:
     container = "f" * 64 + " (image=lmsysorg/sglang:v0.5.5, name=sglang)"
     text = "".join(f"2026-01-20T09:18:02.5+00:00 container {what} {container}\n" for what in ("oom", "die", "start"))
-    assert [(teller_of(kill), kill.at) for kill in read(text, tmp_path).kills] == [("Docker", AT)]
+    assert [(kill.reporter, kill.at) for kill in read(text, tmp_path).kills] == [("Docker", AT)]
 
 
 @pytest.mark.parametrize(
@@ -430,3 +429,36 @@ def test_very_long_blanks_are_read_at_once(tmp_path: Path) -> None:
     blank = " " * 300_000
     text = f"{blank}x\n{blank}reason: OOMKilled{blank}x\n" + DESCRIBE
     assert [kill.at for kill in read(text, tmp_path).kills] == [AT]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        YAML.replace("finishedAt:", "message: 'not ended\n        finishedAt:"),
+        YAML.split("\n", 3)[3],
+        YAML.replace("spec:", "anchored: &a [1]\nagain: *a\nspec:"),
+        YAML.replace("kind: Pod", "deep: " + "[" * 50_000),
+        json.dumps(pod(KILLED), indent=4)[:-9],
+        json.dumps([inspected(1, memory=9, killed=True)], indent=4)[:-200],
+        json.dumps(pod(KILLED), indent=4) + "\n" + "x" * 5_000_000 + "\n",
+        "Name:  a\n" + "".join(" " * n + "k:\n" for n in range(2000)) + YAML,
+    ],
+    ids=["open quote", "no beginning", "alias", "deep", "cut json", "cut docker", "large", "deep description"],
+)
+def test_a_cut_or_hostile_document_keeps_its_kill(text: str, tmp_path: Path) -> None:
+    log = read(text, tmp_path)
+    assert len(log.kills) == 1
+    assert log.kills[0].reporter in ("Kubernetes", "Docker")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"kind": "Event", "reason": "OOMKilling", "message": "x"}, indent=4),
+        json.dumps({"state": {"waiting": {"reason": "OOMKilled"}}}, indent=4),
+        json.dumps({"metadata": {"annotations": {"x": '"reason": "OOMKilled"', "y": "reason: OOMKilled"}}}, indent=4),
+        "apiVersion: v1\nmetadata:\n  annotations:\n    x: |\n      reason: OOMKilled\n",
+    ],
+)
+def test_a_document_that_only_quotes_a_kill_reports_none(text: str, tmp_path: Path) -> None:
+    assert read(text + "\n", tmp_path).kills == ()

@@ -11,7 +11,7 @@ from hicache_lab.forensics.incident.folder import Files, sort_files
 from hicache_lab.forensics.incident.kernel import KernelLog, read_kernel_log
 from hicache_lab.forensics.incident.kills import same_kill, server_like
 from hicache_lab.forensics.incident.memory import Sample, lowest, read_memory
-from hicache_lab.forensics.incident.oom_reports import once, teller_of
+from hicache_lab.forensics.incident.oom_reports import once
 from hicache_lab.forensics.incident.question import (
     Stated,
 )
@@ -61,8 +61,8 @@ class Facts:
         """Kernel kills in all logs given."""
         mixed = [event for event in self.log.events() if isinstance(event, ev.KernelOom)]
         kills = [kill for log in self.kernel for kill in log.kills] + mixed
-        own = [kill for kill in kills if teller_of(kill) is None and server_like(kill.comm)]
-        kept = (kill for kill in kills if teller_of(kill) is None or not any(same_kill(kill, one) for one in own))
+        own = [kill for kill in kills if kill.reporter is None and server_like(kill.comm)]
+        kept = (kill for kill in kills if kill.reporter is None or not any(same_kill(kill, one) for one in own))
         return once(kept)
 
     @property

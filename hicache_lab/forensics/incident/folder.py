@@ -10,7 +10,7 @@ from pathlib import Path
 from hicache_lab.base.errors import InputError
 from hicache_lab.forensics.incident.kernel import journal_line, looks_like_kernel
 from hicache_lab.forensics.incident.memory import holds_samples
-from hicache_lab.forensics.incident.oom_reports import tells_of_a_kill
+from hicache_lab.forensics.incident.oom_reports import reports_a_kill
 from hicache_lab.forensics.logs.reader import STDIN, chunks
 
 _HEAD = 1 << 16
@@ -89,7 +89,7 @@ def kind_of(path: str) -> str:
         return "memory"
     written = [line for line in lines if line.strip()]
     kernel = sum(looks_like_kernel(line) for line in written)
-    if not (2 * kernel > len(written) or any(_OOM.search(line) or tells_of_a_kill(line) for line in written)):
+    if not (2 * kernel > len(written) or any(_OOM.search(line) or reports_a_kill(line) for line in written)):
         return "log"
     # the journal of a whole machine may hold the server's lines too
     return "server" if any(_SERVER.search(chunk) for chunk in chunks(path)) else "kernel"
@@ -102,5 +102,5 @@ def _report_of_a_kill(path: str) -> bool:
         for raw in chunk.split(b"\n"):
             lines += 1
             server += _SERVER.search(raw) is not None
-            told += tells_of_a_kill(raw.decode("utf-8", "replace").rstrip("\r"))
+            told += reports_a_kill(raw.decode("utf-8", "replace").rstrip("\r"))
     return bool(told) and 2 * server < lines

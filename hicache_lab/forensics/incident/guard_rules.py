@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from hicache_lab.base.units import GB, format_both, format_gb
 from hicache_lab.forensics.incident.findings import AFTERMATH, MEMORY_END, Confidence, Symptom, quotes, rule
 from hicache_lab.forensics.incident.launches import KV, NOTICEABLE, RunFacts
-from hicache_lab.forensics.incident.oom_reports import teller_of
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.sizing.guard import beyond_reserve_bytes
 
@@ -200,7 +199,7 @@ def _kills_in_words(launch: RunFacts) -> tuple[str, Confidence]:
             f" By the clock of the kernel log that was {abs(hours):g} h {'before' if hours > 0 else 'after'} "
             "the end of the server log: taken for two time zones."
         )
-    reporters = sorted({reporter for kill in kills if (reporter := teller_of(kill)) is not None})
+    reporters = sorted({kill.reporter for kill in kills if kill.reporter is not None})
     if reporters:
         confidence = "medium"
         text += (

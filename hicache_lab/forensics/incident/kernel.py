@@ -1,4 +1,4 @@
-"""What the kernel said about memory: dmesg, ``dmesg -T``, journald, syslog; else what others tell of it (``told``)."""
+"""What the kernel said about memory (dmesg, ``dmesg -T``, journald, syslog), or what others report of a kill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import datetime
 
 from hicache_lab.base.times import ISO, epoch_time, iso_time, month_time
 from hicache_lab.base.units import KIB
-from hicache_lab.forensics.incident.oom_reports import Told, concerns
+from hicache_lab.forensics.incident.oom_reports import OomReports
 from hicache_lab.forensics.logs.assemble import Assembler
 from hicache_lab.forensics.logs.events import Event, KernelOom, SourceLine
 from hicache_lab.forensics.logs.reader import chunks
@@ -39,7 +39,7 @@ class KernelLog:
 
     Attributes:
         kills: processes killed for memory; without one in the kernel's words, those that systemd, Kubernetes or Docker
-            tell of (``told.teller_of``).
+            report.
         cgroup_limit_bytes: the limit of the group that was full, if it was a group's limit.
         cgroup_limit_source: who says so.
         cgroup_usage_bytes: what the group was charged then.
@@ -79,7 +79,7 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
     """
     log = KernelLog(path)
     kills: list[KernelOom] = []
-    told = Told()
+    reports = OomReports()
     seen_huge: set[str] = set()
     number = known = 0
     for chunk in chunks(path):
@@ -89,8 +89,7 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
             where = SourceLine(path, number)
             log = _facts(log, line, where, seen_huge if not kills else None)
             known += looks_like_kernel(line)
-            if concerns(line):
-                told.feed(line, where, _time(line, year)[0])
+            reports.feed(line, where, _time(line, year)[0] if "oom" in line or "OOM" in line else None)
             if (match := _KILL.search(line)) is not None:
                 at, uptime = _time(line, year)
                 kills += [replace(kill, at=at, uptime_s=uptime, text=line.strip()) for kill in _kills(match[1], where)]
@@ -98,10 +97,11 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
                 for held in _kills(f"Out of memory: Killed process {match[1]} {match[2]}", where):
                     if held.pid == kills[-1].pid:
                         kills[-1] = _with_sizes(kills[-1], held)
-    kills = kills or told.kills
+    reports.close()
+    kills = kills or reports.kills
     if number and not known and not kills:
         print(f"{path}: no line of it looks like the kernel's; give dmesg -T or journalctl -k", file=sys.stderr)
-    if log.cgroup_limit_bytes is None and (limit := told.limit) is not None:
+    if log.cgroup_limit_bytes is None and (limit := reports.limit) is not None:
         limit_bytes, log.evidence["cgroup_limit"] = limit
         log = replace(log, cgroup_limit_bytes=limit_bytes, cgroup_limit_source="the container's limits")
     return replace(log, kills=tuple(kills), lines=number)

@@ -1,20 +1,21 @@
-"""Kills for memory as systemd, Kubernetes or Docker tell of them, for those who cannot see the kernel's own line.
+"""Kills for memory as systemd, Kubernetes or Docker report them, for those who cannot see the kernel's own line.
 
 What is read: ``kubectl describe pod``, ``kubectl get pod`` (also ``-o yaml`` and ``-o json``), ``kubectl get events``,
-``docker inspect``, ``journalctl -u UNIT``. Only their own fields count, never a sentence that mentions them.
+``docker inspect``, ``docker events``, ``journalctl -u UNIT``, ``systemctl status``. Only their own fields count, never
+a sentence that mentions them.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+import yaml
+
 from hicache_lab.base.times import in_utc, iso_time, parse_time
-from hicache_lab.base.units import kubernetes_bytes
-from hicache_lab.forensics.incident.document_outline import OUTLINED, Container, Level, Outline
+from hicache_lab.forensics.incident.reported_documents import MOST_CHARACTERS, Key, compose, outline, read_document
 from hicache_lab.forensics.logs.events import Event, KernelOom, SourceLine
 
 _UNIT = re.compile(
@@ -23,198 +24,196 @@ _UNIT = re.compile(
     r"systemd-oomd killed .{1,9} process\(es\))|Failed with result 'oom-kill')"
 )
 _STATUS = re.compile(r"^\s*Active: \w+(?: \([\w-]+\))? \(Result: oom-kill\) since \w+ (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
-_REASON = re.compile(
-    r"^\s*(?:-\s+)?(?:Reason:\s+OOMKilled|\"?reason\"?:\s*\"?OOMKilled\"?)\s*(?:,\s*)?$"
-)  # describe; yaml, json
+# a line of describe, yaml or json, copied without what stands around it
+_REASON = re.compile(r"^\s*(?:-\s+)?(?:Reason:\s+OOMKilled|\"?reason\"?:\s*\"?OOMKilled\"?)\s*(?:,\s*)?$")
 # kubectl get pod, with -A and --output-watch-events: the pod and how often it was restarted
-_TABLE = re.compile(r"^(?:\S+\s+){0,2}?(\S+)\s+\d+/\d+\s+(?:Init:)?OOMKilled\s+(\d+)\s")
+_TABLE = re.compile(r"^(?:\S+\s+){0,2}?(\S+)\s+\d+/\d+\s+(?:Init:)?OOMKilled\s+(\d+)(?:\s|$)")
 # the kubelet's event about its node
-_VICTIM = re.compile(r"System OOM encountered, victim process: (?P<comm>[^,]+), pid: (?P<pid>\d+)")
+_VICTIM = re.compile(r"System OOM encountered, victim process: ([^,]+), pid: (\d{1,9})")
 _DOCKER = re.compile(r"^\s*\"OOMKilled\":\s*true\s*(?:,\s*)?$")
 _DOCKER_EVENT = re.compile(r"^\d{4}-\d\d-\d\dT\S+ container oom [0-9a-f]{12,64} \(")
 _FINISHED = re.compile(r"^\s*(?:-\s+)?(?:Finished|\"?finishedAt\"?|\"FinishedAt\"):\s*\"?([^\"]+?)\"?\s*(?:,\s*)?$")
-_MEMORY = re.compile(r"^\s*\"?memory\"?:\s*\"?(\d+(?:\.\d+)?)(|m|[kMGTPE]|[KMGTPE]i|[eE]\d{1,2})\"?\s*(?:,\s*)?$")
-_HOST_MEMORY = re.compile(r"^\s*\"Memory\":\s*([1-9]\d*)\s*(?:,\s*)?$")
-_ENDED = ("terminated", "State", "Last State")
-_NAMES = {"systemd": "systemd", "kubernetes": "Kubernetes", "docker": "Docker"}
+# docker inspect -f '{{json .}}', jq -c
+_IN_ONE_LINE = re.compile(r'^[{\[].*"(?:OOMKilled":\s*true|reason":\s*"OOMKilled")')
+_COPIED = (("reason", _REASON, "Kubernetes"), ("docker", _DOCKER, "Docker"))
+# form, what it looks like, who reports it
+_LINES = (
+    ("unit", _UNIT, "systemd"),
+    ("status", _STATUS, "systemd"),
+    ("docker_event", _DOCKER_EVENT, "Docker"),
+    ("table", _TABLE, "Kubernetes"),
+    ("node_event", _VICTIM, "Kubernetes"),
+)
+_YAML_LINE = re.compile(r"$|[ #]|- |(?!Name:)[A-Za-z][\w.]*:")
 # lines between a reason and the time that belongs to it, where only these were copied
 _NEAR_BEFORE, _NEAR_AFTER = 2, 8
 
-
-def concerns(line: str) -> bool:
-    """Whether a line can matter here at all: most of a kernel log cannot."""
-    return "oom" in line or "OOM" in line or OUTLINED.match(line) is not None or line[1:8] == "inished"
+Form = tuple[str, re.Pattern[str], str]
 
 
-def tells_of_a_kill(line: str) -> bool:
+def reports_a_kill(line: str) -> bool:
     """Whether a line is one of those fields."""
-    return any(_teller(one) is not None for one in _lines(line))
-
-
-def teller_of(kill: KernelOom) -> str | None:
-    """``"Kubernetes"``, ``"systemd"`` or ``"Docker"``; None: the kernel's own line."""
-    return _NAMES.get(kill.variant.rpartition(".")[2])
+    return _match(line, (*_LINES, *_COPIED, ("document", _IN_ONE_LINE, ""))) is not None
 
 
 def once(kills: Iterable[KernelOom]) -> list[KernelOom]:
-    """Kills without those that one teller tells of again in other words: in a table, in yaml, in a unit's status."""
+    """Kills without those that one reporter reports again in another form: in a table, in yaml, in a unit's status."""
     every, kept = list(kills), list[KernelOom]()
     for kill in every:
         others = kept if kill.at is not None else [one for one in every if one.at is not None]
-        if teller_of(kill) is None or kill.pid is not None or not any(_says_again(kill, one) for one in others):
+        if kill.reporter is None or kill.pid is not None or not any(_is_again(kill, one) for one in others):
             kept.append(kill)
     return kept
 
 
-def _says_again(kill: KernelOom, other: KernelOom) -> bool:
-    if teller_of(kill) != teller_of(other) or _wording(kill) == _wording(other) or other.at is None:
+def _is_again(kill: KernelOom, other: KernelOom) -> bool:
+    if kill.reporter != other.reporter or kill.variant == other.variant or other.at is None:
         return False
     return kill.at is None or abs(kill.at - other.at) <= timedelta(seconds=2)
 
 
-def _wording(kill: KernelOom) -> str:
-    named = (_UNIT, _STATUS, _DOCKER_EVENT, _TABLE)
-    return next((pattern.pattern for pattern in named if pattern.match(kill.text + " ")), kill.text)
+def _match(line: str, forms: Iterable[Form]) -> tuple[str, re.Match[str], str] | None:
+    # most lines are none of these: a cheap test before the exact ones
+    if "oom" not in line and "OOM" not in line:
+        return None
+    for form, pattern, reporter in forms:
+        if match := pattern.search(line):
+            return form, match, reporter
+    return None
 
 
 @dataclass
-class Told:
-    """Reads the lines of one file in order.
+class OomReports:
+    """Reads the lines of one file in order; then ``close`` it.
 
     Attributes:
-        limits: the containers' memory limits in bytes, with their lines and whose they are.
+        kills: what was reported, in order; a time with a zone is given in UTC.
+        limit: the memory limit in bytes of the container that was killed, with its line; None where nothing says whose
+            is whose.
     """
 
-    limits: list[tuple[int, Event, Container | None]] = field(default_factory=list)
-    _kills: list[tuple[KernelOom, Container | None, Level | None]] = field(default_factory=list)
-    _outline: Outline = field(default_factory=Outline)
-    _finished: tuple[int, datetime, Level | None] | None = None
+    kills: list[KernelOom] = field(default_factory=list)
+    limit: tuple[int, Event] | None = None
+    # the document being read: yaml, json, or a description
+    _form: str = ""
+    _document: list[str] = field(default_factory=list)
+    _begin: SourceLine | None = None
+    _size: int = 0
+    _limits: list[tuple[object, int, Event]] = field(default_factory=list)
+    _containers: set[object] = field(default_factory=set)
+    _killed: set[object] = field(default_factory=set)
+    _finished: tuple[int, datetime] | None = None
     _units: dict[str, str] = field(default_factory=dict)
     _rows: set[tuple[str, str]] = field(default_factory=set)
 
     def feed(self, line: str, where: SourceLine, at: datetime | None) -> None:
         """One line; ``at`` is the time it begins with, if it does."""
-        for one in _lines(line):
-            self._feed(one, where, at)
-
-    @property
-    def kills(self) -> list[KernelOom]:
-        """What was told, in order; a time with a zone is given in UTC."""
-        return once(kill for kill, _, _ in self._kills)
-
-    @property
-    def limit(self) -> tuple[int, Event] | None:
-        """The limit of the container that was killed; None where nothing says whose is whose."""
-        killed = {owner.key for _, owner, _ in self._kills if owner is not None}
-        known = {one.key for one in self._outline.containers}
-        if not killed and (len(known) > 1 or (known and self._kills)):
-            return None
-        found = [
-            (size, event)
-            for size, event, owner in self.limits
-            if not killed or (owner is not None and owner.key in killed)
-        ]
-        return found[0] if len({size for size, _ in found}) == 1 else None
-
-    def _feed(self, line: str, where: SourceLine, at: datetime | None) -> None:
-        self._outline.feed(line)
-        parent = self._outline.parent()
-        self._limit(line, where, parent)
-        if (match := _FINISHED.match(line)) is not None:
-            self._time(match[1], where.line, parent)
-        teller = _teller(line)
-        if teller is None or not self._first_word(line):
+        self._size += len(line)
+        if self._size > MOST_CHARACTERS:
+            self._end_document()
+        if self._form == "json" or (self._form == "yaml" and _YAML_LINE.match(line)):
+            self._document.append(line)
+            if self._form == "json" and line[:1] in ("}", "]"):
+                self._end_document()
             return
-        if _REASON.match(line) and parent is not None and parent.key not in _ENDED:
-            return
-        if at is None and self._finished is not None:
-            number, finished, scope = self._finished
-            if scope is parent and (scope is not None or where.line - number <= _NEAR_BEFORE):
-                at = finished
-        if (status := _STATUS.match(line)) is not None:
-            at = iso_time(status[1])
-        if parent is None or not (_REASON.match(line) or _DOCKER.match(line)):
-            owner = parent = None
+        is_one_line = _IN_ONE_LINE.match(line) is not None
+        if is_one_line or line.rstrip() in ("{", "[", "[{"):
+            self._begin_document("json", line, where)
+            if is_one_line:
+                self._end_document()
+        elif line.startswith(("apiVersion:", "- apiVersion:")):
+            self._begin_document("yaml", line, where)
+        elif line.startswith("Name:"):
+            self._begin_document("describe", line, where)
+        elif self._form == "describe":
+            self._document.append(line)
+            self._line(line, where, at, _LINES)
         else:
-            owner = self._outline.container
-        victim = _VICTIM.search(line)
-        kill = KernelOom(
-            where=where,
-            at=at,
-            text=line.strip()[:500],
-            variant=f"kernel_oom.{teller}",
-            comm=victim["comm"] if victim else None,
-            pid=int(victim["pid"]) if victim else None,
-        )
-        self._kills.append((kill, owner, parent))
+            self._end_document()
+            self._line(line, where, at, (*_LINES, *_COPIED))
 
-    def _first_word(self, line: str) -> bool:
-        if (row := _TABLE.match(line)) is not None:
-            # kubectl get pod -w says it again
-            again = (row[1], row[2]) in self._rows
-            self._rows.add((row[1], row[2]))
-            return not again
-        if (match := _UNIT.search(line)) is None:
+    def close(self) -> None:
+        """The file is at its end."""
+        self._end_document()
+        self.kills = once(sorted(self.kills, key=lambda kill: kill.where.line))
+        if not self._killed and (len(self._containers) > 1 or (self._containers and self.kills)):
+            return
+        limits = [(size, event) for key, size, event in self._limits if not self._killed or key in self._killed]
+        self.limit = limits[0] if len({size for size, _ in limits}) == 1 else None
+
+    def _begin_document(self, form: str, line: str, where: SourceLine) -> None:
+        self._end_document()
+        self._form, self._document, self._begin, self._size = form, [line], where, len(line)
+
+    def _end_document(self) -> None:
+        form, lines, begin = self._form, self._document, self._begin
+        self._form, self._document = "", []
+        if begin is None or not lines:
+            return
+        try:
+            document = read_document(outline(lines) if form == "describe" else compose("\n".join(lines)))
+        except yaml.YAMLError:
+            # cut, or too large: its lines still say something
+            for number, line in enumerate(lines, begin.line):
+                self._line(line, SourceLine(begin.file, number), None, (*_LINES, *_COPIED))
+            return
+
+        def line_of(number: int, key: str) -> Event:
+            text = lines[number].strip()
+            return Event(where=SourceLine(begin.file, begin.line + number), text=text if len(text) < 500 else key)
+
+        def owner(key: Key | None) -> object:
+            return key and (begin.line, key)
+
+        self._containers |= {owner(key) for key in document.containers}
+        self._limits += [(owner(key), size, line_of(number, "memory")) for key, size, number in document.limits]
+        for node, at, key in document.kills:
+            event = line_of(node.line, "OOMKilled")
+            reporter = "Docker" if key is not None and not key[1] else "Kubernetes"
+            self._killed |= {owner(key)} - {None}
+            self.kills.append(
+                KernelOom(where=event.where, at=at, text=event.text, variant=f"reported.{form}", reporter=reporter)
+            )
+
+    def _line(self, line: str, where: SourceLine, at: datetime | None, forms: Iterable[Form]) -> None:
+        if (finished := _FINISHED.match(line)) is not None and forms != _LINES:
+            self._time(finished[1], where.line)
+        result = _match(line, forms)
+        if result is None or not self._is_first(*result[:2]):
+            return
+        form, match, reporter = result
+        if form in ("reason", "docker") and at is None and self._finished is not None:
+            at = self._finished[1] if where.line - self._finished[0] <= _NEAR_BEFORE else None
+        if form == "status":
+            at = iso_time(match[1])
+        kill = KernelOom(where=where, at=at, text=line.strip()[:500], variant=f"reported.{form}", reporter=reporter)
+        self.kills.append(replace(kill, comm=match[1], pid=int(match[2])) if form == "node_event" else kill)
+
+    def _is_first(self, form: str, match: re.Match[str]) -> bool:
+        """Whether a kill is reported for the first time: kubectl get pod -w and systemd say it again."""
+        if form == "table":
+            row = (match[1], match[2])
+            is_new = row not in self._rows
+            self._rows.add(row)
+            return is_new
+        if form == "status":
             # systemctl status ends with the journal's last lines
-            self._units |= {"": "status"} if _STATUS.match(line) else {}
+            self._units[""] = "status"
+        if form != "unit":
             return True
-        # systemd says it when it happens, some releases in two ways, and as the reason of the unit's failure
+        # when it happens, in some releases in two ways, and as the reason of the unit's failure
         unit, words = match[1], match[2]
         if words is None:
             return [self._units.pop(unit, None), self._units.pop("", None)] == [None, None]
-        said = self._units.setdefault(unit, words)
-        return said == words and "" not in self._units
+        return self._units.setdefault(unit, words) == words and "" not in self._units
 
-    def _time(self, text: str, number: int, scope: Level | None) -> None:
-        at = _moment(text)
-        # a container that runs has finished before
-        if at is None or (scope is not None and scope.running):
+    def _time(self, text: str, number: int) -> None:
+        at = parse_time(text)
+        at = in_utc(at) if at is not None and at.year > 1 else None
+        if at is None:
             return
-        self._finished = number, at, scope
-        last, owner, killed = self._kills[-1] if self._kills else (None, None, None)
-        if last is None or last.at is not None or killed is not scope:
-            return
-        if scope is not None or (_copied(last.text) and number - last.where.line <= _NEAR_AFTER):
-            self._kills[-1] = replace(last, at=at), owner, killed
-
-    def _limit(self, line: str, where: SourceLine, parent: Level | None) -> None:
-        if parent is None:
-            return
-        size = None
-        if parent.key in ("Limits", "limits") and (match := _MEMORY.match(line)) is not None:
-            size = kubernetes_bytes(match[1] + match[2], "memory")
-        elif parent.key == "HostConfig" and (match := _HOST_MEMORY.match(line)) is not None:
-            size = int(match[1])
-        if size is not None:
-            self.limits.append((size, Event(where=where, text=line.strip()), self._outline.container))
-
-
-def _copied(text: str) -> bool:
-    return _REASON.match(text) is not None or _DOCKER.match(text) is not None
-
-
-def _lines(line: str) -> list[str]:
-    """json on one line (docker inspect -f '{{json .}}', jq -c) as the lines it has when printed with indents."""
-    if line[:1] not in ("{", "[") or line[1:2] not in ("{", '"') or "OOMKilled" not in line:
-        return [line]
-    try:
-        return json.dumps(json.loads(line), indent=4).split("\n")
-    except (ValueError, RecursionError):
-        return [line]
-
-
-def _teller(line: str) -> str | None:
-    # most lines are none of these: cheap tests before the exact ones
-    if "oom" not in line and "OOM" not in line:
-        return None
-    if _UNIT.search(line) or _STATUS.match(line):
-        return "systemd"
-    if _DOCKER.match(line) or _DOCKER_EVENT.match(line):
-        return "docker"
-    return "kubernetes" if _REASON.match(line) or _TABLE.match(line + " ") or _VICTIM.search(line) else None
-
-
-def _moment(text: str) -> datetime | None:
-    """RFC 1123 (describe) or RFC 3339 (yaml, json, docker) → UTC without a zone; the year 1 stands for never."""
-    at = parse_time(text)
-    return in_utc(at) if at is not None and at.year > 1 else None
+        self._finished = number, at
+        last = self.kills[-1] if self.kills else None
+        is_copied = last is not None and last.variant in ("reported.reason", "reported.docker")
+        if last is not None and is_copied and last.at is None and number - last.where.line <= _NEAR_AFTER:
+            self.kills[-1] = replace(last, at=at)

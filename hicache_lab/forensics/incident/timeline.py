@@ -11,7 +11,6 @@ from hicache_lab.base.units import format_both, format_gb
 from hicache_lab.forensics.incident.facts import Evidence, Facts
 from hicache_lab.forensics.incident.launches import RunFacts, run_facts
 from hicache_lab.forensics.incident.memory import Sample, lowest
-from hicache_lab.forensics.incident.oom_reports import teller_of
 from hicache_lab.forensics.logs import events as ev
 
 Source = Literal["server", "kernel", "memory"]
@@ -97,8 +96,8 @@ def _kill(kill: ev.KernelOom, shift: timedelta = timedelta()) -> Moment:
     held = f", {format_gb(kill.resident_bytes)} resident" if kill.resident_bytes else ""
     where = "in its control group" if kill.cgroup else "for the host's memory"
     what = f"the kernel kills pid {kill.pid} {where}{held}"
-    if (teller := teller_of(kill)) is not None:
-        what = f"{teller} tells of a kill for memory"
+    if kill.reporter is not None:
+        what = f"{kill.reporter} tells of a kill for memory"
     at = kill.at + shift if kill.at is not None else None
     moved = f" (its clock says {kill.at:%H:%M:%S})" if shift else ""
     return Moment(at, "kernel", f"{what}{moved}", Evidence.of(kill), True, kill.comm or "")

@@ -469,10 +469,14 @@ class Stall(Event):
 
 @_event
 class KernelOom(Event):
-    """The kernel killed a process for memory (``cgroup``: a control group's limit, not the host's)."""
+    """The kernel killed a process for memory (``cgroup``: a control group's limit, not the host's).
+
+    ``reporter`` is "systemd", "Kubernetes" or "Docker" where one of these says so; None for the kernel's own line.
+    """
 
     kind = "kernel_oom"
     is_error = True
+    reporter: str | None = None
     pid: int | None = None
     comm: str | None = None
     cgroup: bool = False
