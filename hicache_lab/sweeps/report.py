@@ -12,9 +12,9 @@ from hicache_lab.base.units import GB
 from hicache_lab.runs.comparison import Comparison, Recommendation, recommend
 from hicache_lab.runs.comparison.text import HEADER, prediction_cells, rows, shown_first, title
 from hicache_lab.runs.recording import final_path
-from hicache_lab.sglang.releases import RESERVE_BYTES
 from hicache_lab.sweeps.collecting import Collection
 from hicache_lab.sweeps.ledger import GRID_COPY, SweepRecord
+from hicache_lab.sweeps.rows import safe_bytes
 from hicache_lab.views.figures.comparison import Tradeoff, comparison_figure, hits_figure, tradeoff_figure
 from hicache_lab.views.figures.images import WrittenFigures, write_figures
 from hicache_lab.views.report.document import (
@@ -50,14 +50,9 @@ def comparison_figures(comparison: Comparison, sweep: SweepRecord | None = None)
     points = tradeoffs(comparison, sweep)
     if comparison.objective and any(point.benefit is not None for point in points):
         cells = [one.cells[comparison.objective] for one in comparison.settings if comparison.objective in one.cells]
-        limit = (
-            min((p.decision.limit_bytes for p in sweep.points if p.decision.limit_bytes is not None), default=None)
-            if sweep
-            else None
-        )
         figures["tradeoff"] = tradeoff_figure(
             points,
-            safe_bytes=limit - RESERVE_BYTES if limit is not None else None,
+            safe_bytes=safe_bytes(sweep) if sweep else None,
             ram_bytes=None,
             benefit=f"{comparison.objective} ({cells[0].unit})",
             source=f"{cells[0].source}; host memory computed",

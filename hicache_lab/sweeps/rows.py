@@ -10,7 +10,7 @@ from hicache_lab.base.units import gb
 from hicache_lab.runs.comparison import Comparison, compare
 from hicache_lab.runs.comparison.statistics import CONFIDENCE
 from hicache_lab.runs.comparison.text import number, shown_first
-from hicache_lab.sglang.releases import RESERVE_BYTES
+from hicache_lab.sizing.guard import beyond_reserve_bytes
 from hicache_lab.sweeps.collecting import Collection
 from hicache_lab.sweeps.ledger import Point, SweepRecord
 from hicache_lab.sweeps.plan import Plan
@@ -42,10 +42,10 @@ def plan_rows(plan: Plan) -> Rows:
     ]
 
 
-def safe_bytes(plan: Plan) -> int | None:
+def safe_bytes(sweep: Plan | SweepRecord) -> int | None:
     """The most that all ranks may take so that the reserve stays; None if no point starts a server."""
-    limits = [point.decision.limit_bytes for point in plan.points if point.decision.limit_bytes is not None]
-    return min(limits) - RESERVE_BYTES if limits else None
+    limits = [point.decision.limit_bytes for point in sweep.points if point.decision.limit_bytes is not None]
+    return beyond_reserve_bytes(min(limits)) if limits else None
 
 
 def safe_gb(plan: Plan) -> float | None:

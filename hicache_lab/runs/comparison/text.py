@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from hicache_lab.runs.comparison.compare import Cell, Comparison
@@ -125,29 +126,12 @@ def as_json(comparison: Comparison, recommendation: Recommendation | None) -> di
             for setting in comparison.settings
         ],
         "predicted_and_observed": [
-            {
-                "setting": pair.setting,
-                "name": pair.name,
-                "unit": pair.unit,
-                "predicted": pair.predicted,
-                "observed": pair.observed,
-                "difference": pair.difference,
-            }
+            {name: getattr(pair, name) for name in ("setting", "name", "unit", "predicted", "observed", "difference")}
             for pair in comparison.pairs
         ],
         "left_out": [{"label": label, "why": why} for label, why in comparison.left_out],
         "notes": list(comparison.notes),
-        "recommendation": (
-            {
-                "label": recommendation.label,
-                "objective": recommendation.objective,
-                "best": recommendation.best,
-                "equals": list(recommendation.equals),
-                "reason": recommendation.reason,
-            }
-            if recommendation
-            else None
-        ),
+        "recommendation": asdict(recommendation) | {"equals": list(recommendation.equals)} if recommendation else None,
     }
 
 

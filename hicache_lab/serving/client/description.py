@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +48,12 @@ class Description:
     @classmethod
     def of(cls, probe: Probe) -> Description:
         """The same facts of a probe."""
-        server = probe.server
+        own = ("architectures", "host_tokens", "metrics_missing")
         return cls(
-            server.release,
-            server.model_path,
-            probe.model.architectures,
-            server.tp_size,
-            server.pp_size,
-            server.dp_size,
-            server.page_size,
-            server.device_tokens,
-            server.context_length,
-            server.kv_cache_dtype,
-            server.chunked_prefill_tokens,
-            server.hicache,
-            probe.host_total_tokens,
-            probe.metrics_missing,
+            **{one.name: getattr(probe.server, one.name) for one in fields(cls) if one.name not in own},
+            architectures=probe.model.architectures,
+            host_tokens=probe.host_total_tokens,
+            metrics_missing=probe.metrics_missing,
         )
 
     @property

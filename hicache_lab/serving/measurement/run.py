@@ -109,52 +109,40 @@ def make_load_plan(
     """
     _at_least(1, prompts=prompts, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens, shrink=shrink)
     _at_least(0, evict_tokens=evict_tokens)
-    if workload == "write_evict_read":
-        evict = evict_tokens or int(1.5 * (device_tokens or 0))
-        if not evict:
-            raise UsageError("evict_tokens: the server does not tell its device pool, so say how many tokens fill it")
-        return load.write_evict_read(
-            seed=seed,
-            prompts=prompts,
-            prompt_tokens=prompt_tokens,
-            answer_tokens=answer_tokens,
-            evict_tokens=evict,
-        )
-    later = max(prompt_tokens // 4, 1)
-    if workload in {"multi_turn", "rounds"}:
-        talk = load.multi_turn if workload == "multi_turn" else load.rounds
-        return talk(
-            seed=seed,
-            conversations=prompts,
-            turns=3,
-            first_tokens=prompt_tokens,
-            turn_tokens=later,
-            answer_tokens=answer_tokens,
-        )
-    if workload == "shared_prefix":
-        return load.shared_prefix(
-            seed=seed,
-            groups=prompts,
-            prompts_per_group=4,
-            prefix_tokens=prompt_tokens,
-            suffix_tokens=later,
-            answer_tokens=answer_tokens,
-        )
-    if workload == "random":
-        return load.random_prompts(seed=seed, prompts=prompts, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens)
+    if workload not in WORKLOADS:
+        raise UsageError(f"workload: expected one of {', '.join(WORKLOADS)}, got {workload!r}")
     if workload == "trace_replay":
         if not trace:
             raise UsageError("trace: name the file of the trace to replay")
-        whole = read_trace(Path(trace))
+        recorded = read_trace(Path(trace))
         return load.trace_replay(
-            load.trace_rows(whole, prompts),
+            load.trace_rows(recorded, prompts),
             seed=seed,
-            block_tokens=whole.block_tokens,
+            block_tokens=recorded.block_tokens,
             shrink=shrink,
             most_prompt_tokens=None if context_tokens is None else context_tokens - answer_tokens,
             most_answer_tokens=answer_tokens,
         )
-    raise UsageError(f"workload: expected one of {', '.join(WORKLOADS)}, got {workload!r}")
+    evict_tokens = evict_tokens or int(1.5 * (device_tokens or 0))
+    if workload == "write_evict_read" and not evict_tokens:
+        raise UsageError("evict_tokens: the server does not tell its device pool, so say how many tokens fill it")
+    later_tokens = max(prompt_tokens // 4, 1)
+    # each plan takes the sizes that it has
+    sizes = {
+        "prompts": prompts,
+        "prompt_tokens": prompt_tokens,
+        "answer_tokens": answer_tokens,
+        "evict_tokens": evict_tokens,
+        "conversations": prompts,
+        "turns": 3,
+        "first_tokens": prompt_tokens,
+        "turn_tokens": later_tokens,
+        "groups": prompts,
+        "prompts_per_group": 4,
+        "prefix_tokens": prompt_tokens,
+        "suffix_tokens": later_tokens,
+    }
+    return load.plan_of(workload, seed, sizes)
 
 
 def _at_least(least: int, **given: float) -> None:
