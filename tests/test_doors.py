@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synthetic_log import server_log
 
-from hicache_lab.base.units import GB, GIB
+from hicache_lab.base.units import GB, GIB, parse_bytes
 from hicache_lab.cli import main
 from hicache_lab.preflight import Advice, Answer, advise, ask, assess
 from hicache_lab.preflight.record import answer_record
 from hicache_lab.sglang.launch import parse_launch
+from hicache_lab.views.report import postmortem
 from hicache_lab.views.widgets import Tuner, TunerSettings
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -250,6 +252,24 @@ def test_the_tuner_and_its_notebook_agree(name: str) -> None:
     assert compared(tuner.answer, advise(tuner.answer.question)) == expected(name)
     space = run_notebook("03_tuner.ipynb", "advice", **vars(settings))
     assert compared(space["answer"], space["advice"]) == expected(name)
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_log_of_the_launch_leads_to_the_same(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The server's log and what the user says of the host: diagnose and report name what plan and max name."""
+    launch, log = LAUNCHES[name], tmp_path / "server.log"
+    question = ask(launch.model, launch.release, device_tokens=launch.tokens, **launch.flags, **launch.facts)
+    log.write_text(server_log(question))
+    words = ["--sglang-version", launch.release, "--device-tokens", str(launch.tokens), *options(launch.facts)]
+    stated = {f"{name}_bytes": parse_bytes(text, what=name) for name, text in launch.facts.items()}
+    post = postmortem(log, release=launch.release, device_tokens=launch.tokens, **stated)
+    assert post.answer is not None, post.why_no_answer
+    assert compared(post.answer, post.advice) == expected(name)
+    said = [finding["remedy"] for finding in command(capsys, ["diagnose", str(log), *words])["findings"]]
+    size, ratio = expected(name)["advice"]["hicache_size_gb"], expected(name)["advice"]["hicache_ratio"]
+    for remedy in (remedy for remedy in said if remedy.startswith("--hicache-size")):
+        assert remedy.startswith(f"--hicache-size {size} (")
+        assert f" or --hicache-ratio {ratio:g} (" in remedy
 
 
 @pytest.mark.parametrize("name", ["the incident", "the incident's remedy", "docker --memory", "pinned power of two"])

@@ -65,6 +65,7 @@ _SIZES = {
     "available": "memory available before the launch, with its unit",
     "hugepages": "reserved huge pages, e.g. 1582GiB",
     "cgroup_limit": "memory limit of the container",
+    "cgroup_usage": "what the container already used before the launch",
     "overhead": "host memory of the server's processes besides the pools, e.g. 40GB",
 }
 

@@ -322,7 +322,7 @@ def test_a_folder_and_a_heap_of_files_are_sorted_by_their_content(
     assert "there are 449.00 GB (memory samples)" in first.explanation
     # the wording leaves releases that take a power of two for each pool
     assert first.remedy.startswith("--hicache-size 34 (8 ranks take 274.9 GB in all)")
-    assert "taken for available: all RAM (--available states what was)" in first.remedy
+    assert "assumed: all RAM was available (--available states what was)" in first.remedy
 
 
 def test_a_server_log_in_a_folder_needs_no_name(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class Stated:
     available_bytes: int | None = None
     hugepages_bytes: int | None = None
     cgroup_limit_bytes: int | None = None
+    cgroup_usage_bytes: int | None = None
     overhead_bytes: int | None = None
     device_tokens: int | None = None
     model: str | None = None
@@ -155,7 +156,7 @@ class LaunchQuestion:
                 f"; accepted by every release from {self.questions[0].rules.version} to "
                 f"{self.questions[-1].rules.version} that could have printed this log (--sglang-version narrows it)"
             )
-        return text + "".join(f"; {assumption}" for assumption in self.assumed)
+        return "; ".join([text, *self.assumed, *self._assumed_by_preflight()])
 
     def _leaving_only_the_reserve(self) -> str:
         if not format_advice(self.comfortable):
@@ -165,6 +166,14 @@ class LaunchQuestion:
             return ""
         flag = "--hicache-size" if self.comfortable.size_gb is not None else "--hicache-ratio"
         return f"; the bound, with only the {RESERVE_TEXT} reserve left: {flag} {most:g}"
+
+    def _assumed_by_preflight(self) -> list[str]:
+        """What a reader could state more exactly, and what is not counted at all."""
+        rank = self.answer.rank if self.answer is not None else None
+        if rank is None:
+            return []
+        uncounted = [f"not counted: {text}" for text in rank.uncounted]
+        return uncounted + [f"assumed: {text}" for text in rank.assumed if "--" in text]
 
     def _without_settings(self) -> str:
         missing = self.answer.missing if self.answer is not None else ()
@@ -224,15 +233,16 @@ def ask_launch(facts: LaunchFacts, stated: Stated) -> LaunchQuestion:
     releases = releases_in_question(stated.release, facts.releases)
     if not releases:
         missing.append("the release, which the log's wording does not tell (--sglang-version states it)")
-    overhead = 0 if facts.server_is_counted else stated.overhead_bytes or 0
-    hosts = tuple(host for release in releases if (host := _host(facts, release, config, overhead)) is not None)
+    hosts = tuple(host for release in releases if (host := _host(facts, stated, release, config)) is not None)
     if len(hosts) < len(releases):
         missing.append("the host's memory, which is not in the files (--host-ram and --available state it)")
     bound = beyond_reserve_bytes(hosts[0].limit_bytes) if hosts else None
     if missing or config is None:
         return LaunchQuestion(missing=tuple(missing), bound_bytes=bound)
     device = facts.device if facts.device.tokens else replace(facts.device, tokens=stated.device_tokens)
-    questions = _questions(config, stated.model, stated.draft_model, releases, hosts, device, facts.pools_bytes)
+    # without the arguments the size is not known, and its pools explain nothing
+    pools = facts.pools_bytes if config.hicache_size or facts.launch is not None else 0
+    questions = _questions(config, stated.model, stated.draft_model, releases, hosts, device, pools)
     if isinstance(questions, str):
         return LaunchQuestion(missing=(questions,), bound_bytes=bound)
     return LaunchQuestion(questions, assumed=tuple(_assumed(facts, stated)), bound_bytes=bound)
@@ -283,6 +293,7 @@ class _Host:
     host_ram: int | None
     available: int | None
     cgroup_limit: int | None
+    cgroup_usage: int | None
     hugepages: int | None
     overhead: int
 
@@ -293,7 +304,7 @@ class _Host:
         return min(amount for amount in known if amount is not None) - self.overhead
 
 
-def _host(facts: LaunchFacts, release: str, config: LaunchConfig | None, overhead: int) -> _Host | None:
+def _host(facts: LaunchFacts, stated: Stated, release: str, config: LaunchConfig | None) -> _Host | None:
     """The host as a release sees it."""
     total, available, limit = facts.total_bytes, facts.available_bytes, facts.container_limit_bytes
     if available is None and facts.refused is not None:
@@ -302,7 +313,14 @@ def _host(facts: LaunchFacts, release: str, config: LaunchConfig | None, overhea
         return None
     # files of several moments may disagree a little; of a container alone, its limit is all the memory there is
     total = max(total, available or 0) if total is not None else limit if available is None else None
-    return _Host(total, available, limit, facts.hugepages_bytes if available is None and total else None, overhead)
+    return _Host(
+        host_ram=total,
+        available=available,
+        cgroup_limit=limit,
+        cgroup_usage=None if limit is None else stated.cgroup_usage_bytes,
+        hugepages=facts.hugepages_bytes if total else None,
+        overhead=0 if facts.server_is_counted else stated.overhead_bytes or 0,
+    )
 
 
 def _behind_a_refusal(refused: RefusedPool, release: str, config: LaunchConfig | None) -> int | None:
@@ -318,7 +336,7 @@ def _behind_a_refusal(refused: RefusedPool, release: str, config: LaunchConfig |
 
 def _assumed(facts: LaunchFacts, stated: Stated) -> Iterator[str]:
     if facts.available_bytes is None and facts.refused is None:
-        yield "taken for available: all RAM (--available states what was)"
+        yield "assumed: all RAM was available (--available states what was)"
     if not facts.server_is_counted and stated.overhead_bytes is None:
         yield "the server's own host memory is not counted (--overhead states it)"
 
