@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_lab.base.errors import UsageError
-from hicache_lab.forensics.logs.prefix import printable
+from hicache_lab.forensics.logs.prefix import for_terminal
 
 if TYPE_CHECKING:
     from hicache_lab.forensics.incident import Diagnosis, Facts, Finding
@@ -128,7 +128,7 @@ def _finding_text(number: int, finding: Finding, others: tuple[int, ...], *, wit
     out += _wrap(finding.explanation, "   ")
     out += _wrap(f"do: {finding.remedy}", "   ")
     for evidence in finding.evidence[:6]:
-        out.append(f"     {evidence.file}:{evidence.line}  {printable(evidence.text)[:140]}")
+        out.append(f"     {evidence.file}:{evidence.line}  {for_terminal(evidence.text)[:140]}")
     if len(finding.evidence) > 6:
         out.append(f"     … {len(finding.evidence) - 6} more lines (--json)")
     return [*out, ""]
@@ -136,7 +136,7 @@ def _finding_text(number: int, finding: Finding, others: tuple[int, ...], *, wit
 
 def _wrap(text: str, indent: str) -> list[str]:
     return textwrap.wrap(
-        printable(text), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        for_terminal(text), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
 
 

@@ -66,7 +66,7 @@ def not_sglang(names: list[str], lines: int | None) -> str:
 
 def _follow(args: argparse.Namespace) -> int:
     from hicache_lab.forensics.logs.collect import follow_events
-    from hicache_lab.forensics.logs.prefix import printable
+    from hicache_lab.forensics.logs.prefix import for_terminal
     from hicache_lab.forensics.logs.summary import event_json
 
     if len(args.logs) != 1 or args.parquet is not None:
@@ -80,7 +80,7 @@ def _follow(args: argparse.Namespace) -> int:
             print(json.dumps(event_json(event), allow_nan=False), flush=True)
         else:
             at = event.at.isoformat(sep=" ") if event.at else "-"
-            print(f"{at}  {event.rank.label or '-'}  {event.kind}  {printable(event.text)[:200]}", flush=True)
+            print(f"{at}  {event.rank.label or '-'}  {event.kind}  {for_terminal(event.text)[:200]}", flush=True)
     # only standard input comes to an end by itself
     if not own:
         raise InputError(not_sglang(args.logs, None))

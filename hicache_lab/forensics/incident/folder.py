@@ -1,9 +1,9 @@
-"""What each file of an incident is, told by its content: people hand over a folder and not a list of flags."""
+"""What each file of an incident is, judged by its content: people hand over a folder and not a list of flags."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +11,10 @@ from hicache_lab.base.errors import InputError
 from hicache_lab.forensics.incident.kernel import journal_line, looks_like_kernel
 from hicache_lab.forensics.incident.memory import holds_samples
 from hicache_lab.forensics.incident.oom_reports import reports_a_kill
-from hicache_lab.forensics.logs.reader import STDIN, chunks
+from hicache_lab.forensics.logs.reader import STDIN, chunks, head_of
 
-_HEAD = 1 << 16
 _LOG_NAME = re.compile(r"\.(log|txt|out|err)\b")
+_DOCUMENTS = (".json", ".yaml", ".yml")
 # documents and results that lie beside the logs
 _OTHER_NAME = re.compile(r"\.(md|html?|json|ya?ml|toml|png|svg|pdf|ipynb|parquet|py|sh)$")
 # a record of SGLang's, wherever a container has put it
@@ -44,33 +44,34 @@ def sort_files(paths: Iterable[str]) -> Files:
     Raises:
         InputError: a path does not exist, or a folder holds nothing of the kind.
     """
-    found: dict[str, list[str]] = {"log": [], "kernel": [], "memory": []}
+    by_kind: dict[str, list[str]] = {"log": [], "kernel": [], "memory": []}
     for path in paths:
-        for member in _members(path):
+        if path != STDIN and Path(path).is_dir():
+            for member, kind in _members(Path(path)):
+                # in a folder, a file that says nothing of the kind is a log only by its name
+                if kind != "log" or _LOG_NAME.search(member.name):
+                    by_kind["log" if kind == "server" else kind].append(str(member))
+        else:
             # a pipe can be read once
-            once = member == STDIN or (Path(member).exists() and not Path(member).is_file())
-            kind = "log" if once else kind_of(member)
-            # in a folder, a file that says nothing of the kind is a log only by its name
-            if kind == "log" and member != path and not _LOG_NAME.search(Path(member).name):
-                continue
-            found["log" if kind == "server" else kind].append(member)
-    return Files(tuple(found["log"]), tuple(found["kernel"]), tuple(found["memory"]))
+            is_pipe = path == STDIN or (Path(path).exists() and not Path(path).is_file())
+            kind = "log" if is_pipe else kind_of(path)
+            by_kind["log" if kind == "server" else kind].append(path)
+    return Files(tuple(by_kind["log"]), tuple(by_kind["kernel"]), tuple(by_kind["memory"]))
 
 
-def _members(path: str) -> Iterator[str]:
-    if path == STDIN or not Path(path).is_dir():
-        yield path
-        return
-    inside = [p for p in sorted(Path(path).iterdir()) if p.is_file() and not p.name.startswith(".")]
-    inside = [p for p in inside if not _OTHER_NAME.search(p.name) or _describes_a_kill(p)]
+def _members(folder: Path) -> list[tuple[Path, str]]:
+    """The files of a folder with their kinds; of documents only those in which kubectl or docker report a kill."""
+    inside = []
+    for path in sorted(folder.iterdir()):
+        is_other = _OTHER_NAME.search(path.name) is not None
+        if not path.is_file() or path.name.startswith(".") or (is_other and path.suffix not in _DOCUMENTS):
+            continue
+        kind = kind_of(str(path))
+        if not is_other or kind == "kernel":
+            inside.append((path, kind))
     if not inside:
-        raise InputError(f"{path}: no server log in this folder; name the log file itself")
-    yield from (str(p) for p in inside)
-
-
-def _describes_a_kill(path: Path) -> bool:
-    """Whether a document is what kubectl or docker tell of a killed container."""
-    return path.suffix in (".json", ".yaml", ".yml") and kind_of(str(path)) == "kernel"
+        raise InputError(f"{folder}: no server log in this folder; name the log file itself")
+    return inside
 
 
 def kind_of(path: str) -> str:
@@ -79,7 +80,7 @@ def kind_of(path: str) -> str:
     Raises:
         InputError: it cannot be read.
     """
-    head = next(chunks(path, size=_HEAD), b"")[:_HEAD]
+    head = head_of(path)
     if _REPORT.match(head) and _report_of_a_kill(path):
         return "kernel"
     if _SERVER.search(head):
@@ -97,10 +98,10 @@ def kind_of(path: str) -> str:
 
 def _report_of_a_kill(path: str) -> bool:
     """Whether a container's description tells of its end; the message in it may quote the server's last lines."""
-    lines = told = server = 0
+    lines = reports = server = 0
     for chunk in chunks(path):
         for raw in chunk.split(b"\n"):
             lines += 1
             server += _SERVER.search(raw) is not None
-            told += reports_a_kill(raw.decode("utf-8", "replace").rstrip("\r"))
-    return bool(told) and 2 * server < lines
+            reports += reports_a_kill(raw.decode("utf-8", "replace").rstrip("\r"))
+    return bool(reports) and 2 * server < lines

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.assemble import Assembler
 from hicache_lab.forensics.logs.pipeline import beginning, parts_of, whole_chunk
-from hicache_lab.forensics.logs.reader import Source, arrays, begins_with_record, chunks, follow, sources
+from hicache_lab.forensics.logs.reader import Source, arrays, begins_with_record, follow, sources
 from hicache_lab.forensics.logs.run import Run
 
 if TYPE_CHECKING:
@@ -100,23 +100,6 @@ def read_log(
     return log
 
 
-def read_events(paths: str | Path | Iterable[str | Path]) -> Iterator[ev.Event]:
-    """Every event of the logs, batch lines included, one at a time through the line parser."""
-    given = [paths] if isinstance(paths, str | Path) else list(paths)
-    for source in sources(str(path) for path in given):
-        assembler = Assembler()
-        cut = ""
-        for path, following in zip(source.paths, (*source.paths[1:], None), strict=True):
-            continues = following is not None and not begins_with_record(following)
-            for number, line, ended in _lines(path):
-                whole, cut = cut + line, ""
-                if continues and not ended:
-                    cut = whole
-                else:
-                    yield from assembler.feed(whole, ev.SourceLine(path, number), ended=ended)
-        yield from assembler.close()
-
-
 def follow_events(path: str, *, stop: Callable[[], bool] = lambda: False, poll_s: float = 0.5) -> Iterator[ev.Event]:
     """The events of a growing file, for ever; a statement is held until the next line or a look that finds nothing new.
 
@@ -138,17 +121,6 @@ def follow_events(path: str, *, stop: Callable[[], bool] = lambda: False, poll_s
         yield from assembler.close()
         raise
     yield from assembler.close()
-
-
-def _lines(path: str) -> Iterator[tuple[int, str, bool]]:
-    number = 0
-    for chunk in chunks(path):
-        lines = chunk.split(b"\n")
-        ended = lines[-1] == b""
-        for index, raw in enumerate(lines[:-1] if ended else lines):
-            number += 1
-            last = not ended and index == len(lines) - 1
-            yield number, raw.decode("utf-8", "replace").rstrip("\r"), not last
 
 
 class _Stream:

@@ -98,13 +98,13 @@ def parts_of(fast: FastPath, coming: Iterable[npt.NDArray[np.uint8]]) -> Generat
     interpreter's usual switch interval (5 ms): left to it, neither thread would run beside the other. Reading the file
     stays in this thread, where it can be interrupted.
     """
-    chunks: SimpleQueue[npt.NDArray[np.uint8] | None] = SimpleQueue()
+    waiting: SimpleQueue[npt.NDArray[np.uint8] | None] = SimpleQueue()
     results: SimpleQueue[ChunkPart | BaseException | None] = SimpleQueue()
 
     def work() -> None:
         # here, because only the main thread can be interrupted between the two
         with _short_turns:
-            while (chunk := chunks.get()) is not None:
+            while (chunk := waiting.get()) is not None:
                 try:
                     position = 0
                     while position < len(chunk):
@@ -121,7 +121,7 @@ def parts_of(fast: FastPath, coming: Iterable[npt.NDArray[np.uint8]]) -> Generat
             yield part
 
     def end() -> None:
-        chunks.put(None)
+        waiting.put(None)
         if worker.is_alive():
             worker.join()
 
@@ -131,7 +131,7 @@ def parts_of(fast: FastPath, coming: Iterable[npt.NDArray[np.uint8]]) -> Generat
     try:
         worker.start()
         for chunk in coming:
-            chunks.put(chunk)
+            waiting.put(chunk)
             ahead += 1
             if ahead > _AHEAD:
                 yield from oldest()

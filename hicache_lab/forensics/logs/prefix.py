@@ -57,7 +57,7 @@ def plain(line: str) -> str:
     return _ANSI.sub("", line) if "\x1b" in line or "\x00" in line or "\x08" in line else line
 
 
-def printable(text: str) -> str:
+def for_terminal(text: str) -> str:
     """Log text for a terminal: control characters are shown, not obeyed."""
     return "".join(
         char if char.isprintable() else " " if char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -21,6 +22,7 @@ from hicache_lab.base.files import open_decompressed
 from hicache_lab.forensics.logs.prefix import records
 
 CHUNK = 2 << 20
+_HEAD = 1 << 16
 # arguments take 16 KiB, a logged prompt of a million tokens some MiB; what is longer is no log line
 _MAX_LINE = 8 << 20
 _NEWLINE = 10
@@ -36,11 +38,6 @@ class Source:
 
     name: str
     paths: tuple[str, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes on disk; 0 for standard input."""
-        return sum(Path(path).stat().st_size for path in self.paths if path != STDIN)
 
 
 def open_bytes(path: str) -> BinaryIO:
@@ -242,21 +239,33 @@ def _in_order(paths: list[str]) -> list[str]:
     )
 
 
+def head_of(path: str) -> bytes:
+    """The lines in the first 64 KiB of a file (unpacked): they say what it is, when it begins, and whether in a record.
+
+    A file is looked at once, however many ask, until it changes.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    status = Path(path).stat() if Path(path).exists() else None
+    return _head(path, status.st_mtime_ns if status else 0, status.st_size if status else 0)
+
+
+@lru_cache(maxsize=128)
+def _head(path: str, _changed_ns: int, _size: int) -> bytes:
+    return next(chunks(path, size=_HEAD), b"")[:_HEAD]
+
+
 def first_time(path: str) -> str | None:
     """The first time a record of the file carries, in ISO form; None if the first lines carry none."""
-    for chunk in chunks(path, size=1 << 16):
-        for line in chunk[: 1 << 16].decode("utf-8", "replace").split("\n"):
-            for head in records(line):
-                if head.at is not None:
-                    return head.at.isoformat()
-        return None
-    return None
+    lines = head_of(path).decode("utf-8", "replace").split("\n")
+    return next((head.at.isoformat() for line in lines for head in records(line) if head.at is not None), None)
 
 
 def begins_with_record(path: str) -> bool:
     """Whether the first line of a file holds the beginning of a record: it then continues no other file's last line."""
-    head = next(chunks(path, size=1 << 16), b"")
-    return any(head.headed for head in records(head.split(b"\n", 1)[0].decode("utf-8", "replace")))
+    line = head_of(path).split(b"\n", 1)[0].decode("utf-8", "replace")
+    return any(head.headed for head in records(line))
 
 
 def follow(

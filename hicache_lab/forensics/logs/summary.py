@@ -9,7 +9,7 @@ from typing import Any
 from hicache_lab.base.units import format_both, format_gb
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.collect import Log
-from hicache_lab.forensics.logs.prefix import printable
+from hicache_lab.forensics.logs.prefix import for_terminal
 from hicache_lab.forensics.logs.run import Peak, Run
 
 SCHEMA = "hicache-lab/parse/1"
@@ -88,7 +88,7 @@ def to_text(log: Log) -> str:
     names = ", ".join(source.name for source in log.sources)
     out = [f"{names}: {log.lines:,} lines, {log.recognised_lines:,} recognised"]
     out += [line for run in log.runs for line in _run_text(run)]
-    return "\n".join(printable(line) for line in out)
+    return "\n".join(for_terminal(line) for line in out)
 
 
 def _run_text(run: Run) -> list[str]:
