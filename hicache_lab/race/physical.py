@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import signal
 import subprocess
@@ -14,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
 from hicache_lab.base.errors import HostError, UsageError
 from hicache_lab.base.units import GB, MB, format_gb
 from hicache_lab.race import _rank
+from hicache_lab.race._kernel_log import KernelLog
 from hicache_lab.race.cgroup import Group, memory_group
 from hicache_lab.race.scenario import NS, RaceResult, RaceSample, RankOutcome, RankResult, Scenario
 
@@ -92,8 +91,8 @@ def run_physical(
             f"so that only the control group runs out; use a larger --scale"
         )
     with memory_group(limit, parent=parent) as group:
-        kernel_log = _KernelLog()
-        with _Processes(scenario, group, scale, scenario.pin_seconds / pin_seconds) as processes:
+        kernel_log = KernelLog()
+        with _started(_Processes(scenario, group, scale, scenario.pin_seconds / pin_seconds)) as processes:
             with _sampled(processes):
                 processes.race()
             peak, kills = group.peak_bytes(), group.oom_kills()
@@ -117,6 +116,13 @@ def run_physical(
             )
 
 
+def _send(process: subprocess.Popen[bytes], command: str) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # the kernel was faster
+        process.stdin.write(command.encode() + b"\n")
+        process.stdin.flush()
+
+
 @dataclass
 class _RankProcess:
     """One rank's process and what is known of it."""
@@ -134,14 +140,6 @@ class _RankProcess:
     idle: int = 0  # what the process itself held before it took a page
     peak: int = 0
     ended: float | None = None
-
-    def send(self, command: str) -> None:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(command.encode() + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:  # the kernel was faster
-            pass
 
     @property
     def pinning(self) -> bool:
@@ -171,33 +169,23 @@ class _Processes:
     latest: float = 0.0
     other: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> _Processes:
-        try:
-            for number, arrival in enumerate(self.scenario.arrivals_ns()):
-                self.ranks.append(_RankProcess(number, arrival, self._start(other=False)))
-            self.other = self._start(other=True)
-            for process in [*(rank.process for rank in self.ranks), self.other]:
-                self._expect(process, "ready")
-            for rank in self.ranks:
-                rank.idle = psutil.Process(rank.process.pid).memory_info().rss
-            # the processes' own memory is part of what the host holds already
-            rest = self.scenario.other_bytes // self.scale - self.group.usage_bytes()
-            assert self.other.stdin is not None
-            if rest > 0:
-                self.other.stdin.write(f"take {rest}\n".encode())
-                self.other.stdin.flush()
-                self._expect(self.other, "full")
-        except BaseException:
-            self._end()
-            raise
-        return self
+    def start(self) -> None:
+        """Start everybody, and fill the host to what is in use before the first check."""
+        for number, arrival in enumerate(self.scenario.arrivals_ns()):
+            self.ranks.append(_RankProcess(number, arrival, self._start(other=False)))
+        self.other = self._start(other=True)
+        for process in [*(rank.process for rank in self.ranks), self.other]:
+            self._expect(process, "ready")
+        for rank in self.ranks:
+            rank.idle = psutil.Process(rank.process.pid).memory_info().rss
+        # the processes' own memory is part of what the host holds already
+        rest = self.scenario.other_bytes // self.scale - self.group.usage_bytes()
+        if rest > 0:
+            _send(self.other, f"take {rest}")
+            self._expect(self.other, "full")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Kill and reap whoever is left."""
         processes = [rank.process for rank in self.ranks] + ([self.other] if self.other else [])
         for process in processes:
             process.kill()
@@ -316,7 +304,7 @@ class _Processes:
     def _check(self, due: list[_RankProcess]) -> bool:
         """Let these ranks check at the same moment; True when one was refused."""
         for rank in due:
-            rank.send("check")
+            _send(rank.process, "check")
         for rank in due:
             words = self._expect(rank.process, "saw")
             if words:
@@ -325,10 +313,10 @@ class _Processes:
             if rank.waits:
                 rank.waits = False
                 rank.stops.pop(0)
-                rank.send("go")
+                _send(rank.process, "go")
         for rank in due:
             if rank.passed:
-                rank.send(self._pin_command(rank))
+                _send(rank.process, self._pin_command(rank))
             elif rank.passed is False:
                 rank.ended = self.now()
                 rank.process.kill()
@@ -381,6 +369,16 @@ class _Processes:
 
 
 @contextmanager
+def _started(processes: _Processes) -> Iterator[_Processes]:
+    """The processes for the length of the block; none is left after it."""
+    try:
+        processes.start()
+        yield processes
+    finally:
+        processes.end()
+
+
+@contextmanager
 def _sampled(processes: _Processes) -> Iterator[None]:
     """Sample in a thread of its own for the length of the block."""
     stop = threading.Event()
@@ -399,43 +397,3 @@ def _sampled(processes: _Processes) -> Iterator[None]:
         stop.set()
         thread.join()
         processes.sample()
-
-
-class _KernelLog:
-    """The kernel's messages from now on, where they may be read."""
-
-    def __init__(self, device: Path = Path("/dev/kmsg")) -> None:
-        self._fd: int | None = None
-        try:
-            self._fd = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
-            os.lseek(self._fd, 0, os.SEEK_END)
-        except OSError:  # not allowed, or no such device: the scenario does without
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
-
-    def lines(self, group_name: str) -> tuple[str, ...]:
-        """What was said of this group since, oldest first; closes the log."""
-        if self._fd is None:
-            return ()
-        found: list[str] = []
-        try:
-            while record := os.read(self._fd, 8192):
-                text = record.decode(errors="replace").split(";", 1)[-1].splitlines()[0]
-                if (text.startswith("oom-kill:") and group_name in text) or (
-                    text.startswith("Memory cgroup out of memory") and found and f" {_pid(found[-1])} " in text
-                ):
-                    found.append(text)
-        except BlockingIOError:  # the end
-            pass
-        except OSError:  # overrun: older messages were lost
-            pass
-        finally:
-            os.close(self._fd)
-            self._fd = None
-        return tuple(found)
-
-
-def _pid(line: str) -> str:
-    """The killed process's id in the kernel's ``oom-kill:`` line."""
-    return next((word[4:] for word in line.split(",") if word.startswith("pid=")), "")

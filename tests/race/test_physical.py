@@ -95,6 +95,16 @@ def test_the_later_guard_refuses_eight(refusal) -> None:
     assert result.ranks[0].budget_bytes * 1000 == pytest.approx(54.28 * GB, rel=0.01)
 
 
+def test_a_container_kills_where_the_checks_see_the_host(refusal) -> None:
+    scenario = replace(INCIDENT, host_bytes=2000 * GB, limit_bytes=445 * GB)
+    result = raced(scenario, refusal)
+    if result is None:
+        return
+    assert (result.passed, result.outcome, result.oom_kills, result.survivors) == (8, "oom", 7, 1)
+    assert result.ranks[0].saw_bytes * result.scale == pytest.approx(1996 * GB, rel=0.01)
+    assert result.peak_bytes <= 449 * MB
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_stays_behind_after_any_exit(refusal, end) -> None:
     if refusal is not None:
