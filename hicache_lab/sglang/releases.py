@@ -532,8 +532,3 @@ def rules_for(version: str) -> ReleaseRules:
 def first_release_where(applies: Callable[[ReleaseRules], bool]) -> str | None:
     """The first release whose rules satisfy ``applies``, or None: for sentences such as "from 0.5.19 …"."""
     return next((since for since, _, _ in CHANGES if applies(rules_for(since))), None)
-
-
-def first_release_with(rule: str, value: object) -> str | None:
-    """The first release from which ``rule`` has ``value``, or None: for sentences such as "from 0.5.19 …"."""
-    return next((since for since, changes, _ in CHANGES if changes.get(rule) == value), None)

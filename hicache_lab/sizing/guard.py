@@ -181,6 +181,11 @@ def divides_since() -> str:
     return _since(lambda rules: rules.guard_divides_by_ranks)
 
 
+def pinned_since() -> str:
+    """The first release whose host buffers come from torch's pinned allocator, which rounds them up."""
+    return _since(lambda rules: rules.pinned_power_of_two)
+
+
 def exact_since() -> str:
     """The first release that takes the bytes asked for and registers them: no pinned allocator rounds them up."""
     return _since(lambda rules: rules.allocation == "host_register")

@@ -9,7 +9,7 @@ from hicache_lab.base.units import format_gb
 from hicache_lab.forensics.cases.case import Case
 from hicache_lab.preflight import Question, assess
 from hicache_lab.sglang.launch.flags import known_flags
-from hicache_lab.sglang.releases import first_release_with
+from hicache_lab.sglang.releases import first_release_where
 from hicache_lab.sizing.rank import RankPlanner
 
 
@@ -75,7 +75,7 @@ def _alternatives(question: Question, tokens: int) -> Iterator[Alternative]:
         yield Alternative(
             "one copy of the latent KV over the ranks",
             f"--dcp-size {ranks}",
-            f"{_since('--dcp-size')} (host tier: {first_release_with('dcp_host_pool', True)})",
+            f"{_since('--dcp-size')} (host tier: {first_release_where(lambda rules: rules.dcp_host_pool)})",
             tokens * ranks,
             f"every rank keeps a copy now; spread over {ranks}, each holds its share, and the host pool follows",
         )

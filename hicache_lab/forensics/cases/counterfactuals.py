@@ -7,7 +7,8 @@ from dataclasses import replace
 from hicache_lab.base.units import format_gb
 from hicache_lab.forensics.cases.case import Case
 from hicache_lab.preflight import Advice, Answer, advise, assess, with_ratio, with_release, with_size
-from hicache_lab.sglang.releases import first_release_with, parse_version
+from hicache_lab.sglang.releases import first_release_where, parse_version
+from hicache_lab.sizing.guard import divides_since
 
 
 def counterfactuals(case: Case) -> dict[str, Answer]:
@@ -24,14 +25,14 @@ def counterfactuals(case: Case) -> dict[str, Answer]:
     if "safe_ratio" in case.facts:
         ratio = case.value("safe_ratio")
         found[f"--hicache-ratio {ratio:g}"] = assess(with_ratio(planned, ratio))
-    for rule, text in (("guard_divides_by_ranks", "the same on {}"), ("auto_size", "neither flag on {}")):
-        release = first_release_with(rule, True)
-        if release is None or parse_version(release) <= parse_version(question.rules.version):
-            continue
-        later = with_release(question, release)
-        if rule == "auto_size":
-            later = replace(later, config=replace(later.config, hicache_size=None, hicache_ratio=None))
-        found[text.format(release)] = assess(later)
+    unsized = replace(question, config=replace(question.config, hicache_size=None, hicache_ratio=None))
+    sizes_itself_since = first_release_where(lambda rules: rules.auto_size)
+    for release, text, asked in (
+        (divides_since(), "the same on {}", question),
+        (sizes_itself_since, "neither flag on {}", unsized),
+    ):
+        if release is not None and parse_version(release) > parse_version(question.rules.version):
+            found[text.format(release)] = assess(with_release(asked, release))
     return found
 
 

@@ -8,8 +8,8 @@ from hicache_lab.base.units import GB, format_both, format_gb
 from hicache_lab.forensics.incident.findings import AFTERMATH, MEMORY_END, Symptom, quotes, rule
 from hicache_lab.forensics.incident.launches import KV, NOTICEABLE, RunFacts
 from hicache_lab.forensics.logs import events as ev
-from hicache_lab.sglang.releases import first_release_with
-from hicache_lab.sizing.guard import RESERVE_TEXT, beyond_reserve_bytes, divides_since, exact_since
+from hicache_lab.sglang.releases import first_release_where
+from hicache_lab.sizing.guard import RESERVE_TEXT, beyond_reserve_bytes, divides_since, exact_since, pinned_since
 
 
 @rule(
@@ -105,8 +105,7 @@ def side_pools(launch: RunFacts) -> Iterator[Symptom]:
 
 @rule(
     70,
-    f"pinned buffers rounded up to a power of two (releases from {first_release_with('allocation', 'torch_pinned')}, "
-    f"before {exact_since()})",
+    f"pinned buffers rounded up to a power of two (releases from {pinned_since()}, before {exact_since()})",
     explains=MEMORY_END,
 )
 def power_of_two_rounding(launch: RunFacts) -> Iterator[Symptom]:
@@ -128,7 +127,7 @@ def power_of_two_rounding(launch: RunFacts) -> Iterator[Symptom]:
     yield Symptom(
         "medium" if certain and bound is not None else "low",
         quotes(pools) + launch.memory_evidence,
-        f"From {first_release_with('allocation', 'torch_pinned')} and before {exact_since()} host buffers come from "
+        f"From {pinned_since()} and before {exact_since()} host buffers come from "
         "torch's pinned allocator, which takes the next power of two: "
         f"{format_both(one)} become {format_both(rules.resident_bytes(one))} a rank, "
         f"{format_both(taken)} in all instead of {format_gb(plain)}{there}. The log says {launch.release}.",
@@ -183,7 +182,8 @@ def host_smaller_than_device(launch: RunFacts) -> Iterator[Symptom]:
     first, device_tokens = events[0], launch.run.device_tokens
     if first.fatal:
         tokens = f" of {device_tokens:,} tokens" if device_tokens else ""
-        releases = launch.release if launch.rules else f"releases before {first_release_with('not_larger', 'warn')}"
+        warns_since = first_release_where(lambda rules: rules.not_larger == "warn")
+        releases = launch.release if launch.rules else f"releases before {warns_since}"
         text = (
             f"The server stops: in {releases} the host pool must be larger than the device pool{tokens}, and it is not."
         )
