@@ -184,10 +184,10 @@ def _show_plan(plan: Plan, args: argparse.Namespace) -> int:
         ]
         print(json.dumps({"label": plan.grid.label, "notebook": plan.notebook.stem, "points": points}, indent=2))
     else:
-        seen = set()
+        shown = set()
         for point in plan.points:
-            if point.label not in seen:
-                seen.add(point.label)
+            if point.label not in shown:
+                shown.add(point.label)
                 word = "skip" if point.status == "skipped" else "run "
                 print(f"{word}  {point.label}  {point.decision.reason}".rstrip())
         print(f"{len(plan.points)} points, {len(plan.skipped)} skipped; nothing was run")

@@ -141,13 +141,13 @@ def _clear(stale: Path, folder: Path) -> None:
 @contextmanager
 def _kernel_environment(work: Path) -> Iterator[None]:
     """What the kernel inherits: the run's folder, and plotly figures as data instead of HTML."""
-    wanted = {
+    variables = {
         RUN_FOLDER_VARIABLE: str(work),
         "PLOTLY_RENDERER": "plotly_mimetype",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -224,8 +224,8 @@ def _run(
             status, error = "failed", _cell_failure(failed)
         except CellTimeoutError as late:
             status = "timed_out"
-            whole = time.monotonic() >= deadline
-            limit = f"the run's limit of {limits.run_seconds:g} s" if whole else f"{limits.cell_seconds:g} s a cell"
+            whole_run = time.monotonic() >= deadline
+            limit = f"the run's limit of {limits.run_seconds:g} s" if whole_run else f"{limits.cell_seconds:g} s a cell"
             error = Failure("CellTimeoutError", f"stopped at {limit}", traceback=_clean(str(late)))
         except DeadKernelError as dead:
             status, error = (

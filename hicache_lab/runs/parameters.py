@@ -65,8 +65,8 @@ class Parameter:
 
     def typed(self, value: Any) -> Any:
         """An accepted value in the declared type: 2 and 2.0 are one value of a float."""
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return float(value) if whole and self.base_type == "float" else value
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        return float(value) if is_int and self.base_type == "float" else value
 
     def __str__(self) -> str:
         line = f"{self.name}: {self.type_name} = {self.default!r}"
@@ -130,7 +130,7 @@ def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    found = {}
+    parameters = {}
     for node in tree.body:
         target: ast.expr | None = None
         annotation: ast.expr | None = None
@@ -151,8 +151,8 @@ def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
         type_name = type_name.replace("NoneType", "object | None")
         lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
         comment = " ".join(comments[line] for line in lines if line in comments)
-        found[target.id] = Parameter(target.id, type_name, default, comment)
-    return found
+        parameters[target.id] = Parameter(target.id, type_name, default, comment)
+    return parameters
 
 
 def check_parameters(notebook: Path, given: Mapping[str, object]) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def parse_parameter(parameter: Parameter, text: str) -> Any:
         if kind == "bool":
             return _WORDS[text.lower()]
         if kind in {"int", "float"}:
-            # "2,5" is no 25: a comma only separates thousands
+            # "2,5" is not 25: a comma only separates thousands
             plain = text.replace(",", "") if _THOUSANDS.fullmatch(text.strip()) else text
             return {"int": int, "float": float}[kind](plain)
         return _literal(text)

@@ -95,8 +95,8 @@ def read_record(path: Path, schema: str, version: int, *, what: str) -> dict[str
     if not isinstance(raw, dict) or raw.get("schema") != schema:
         raise InputError(f'{path}: expected "schema": "{schema}"; this is not the record of a hicache-lab {what}')
     if raw.get("schema_version") != version:
-        found = raw.get("schema_version")
-        raise InputError(f"{path}: schema_version {found!r}; this hicache-lab reads version {version}")
+        version_found = raw.get("schema_version")
+        raise InputError(f"{path}: schema_version {version_found!r}; this hicache-lab reads version {version}")
     return {name: value for name, value in raw.items() if name not in {"schema", "schema_version"}}
 
 

@@ -38,11 +38,11 @@ def collect(arguments: Sequence[str]) -> Collection:
 
     Raises:
         UsageError: nothing named, or one path twice for one label.
-        InputError: a path that is none of a sweep folder, a run folder and a result of another tool.
+        InputError: a path that is neither a sweep folder, a run folder nor a result of another tool.
     """
     if not arguments:
         raise UsageError("compare: name run folders, sweep folders, or results of bench_serving or aiperf")
-    found: list[Observation] = []
+    runs: list[Observation] = []
     left_out: list[tuple[str, str]] = []
     sweeps: list[tuple[Path, SweepRecord]] = []
     read: set[tuple[str, Path]] = set()
@@ -58,37 +58,37 @@ def collect(arguments: Sequence[str]) -> Collection:
             observations, missing = observe_sweep(path, sweep)
             # two sweeps have the same labels: the given one, or the folder's, tells them apart
             prefix = label or (folders[str(path)] if len(folders) > 1 else "")
-            found += [replace(one, label=f"{prefix}: {one.label}" if prefix else one.label) for one in observations]
+            runs += [replace(one, label=f"{prefix}: {one.label}" if prefix else one.label) for one in observations]
             left_out += [(f"{prefix}: {name}" if prefix else name, why) for name, why in missing]
         elif (path / RESULT_FILE).is_file():
             result = load_result(path)
             if result.complete:
-                found.append(observe_run(result, str(path), label=label))
+                runs.append(observe_run(result, str(path), label=label))
             else:
                 left_out.append((label or path.name, _why(result.status, result.error.message if result.error else "")))
         elif path.is_file():
-            found += [replace(one, label=label) for one in read_results(path)]
+            runs += [replace(one, label=label) for one in read_results(path)]
         else:
             raise InputError(
                 f"{path}: expected a run folder (with {RESULT_FILE}), a sweep folder, a JSON-lines file of "
                 "sglang.bench_serving, or aiperf's profile_export_aiperf.json"
             )
-    whole = sweeps[0] if len(arguments) == 1 and sweeps else (None, None)
-    return Collection(named(found), tuple(left_out), whole[1], whole[0], tuple(arguments))
+    folder, only = sweeps[0] if len(arguments) == 1 and sweeps else (None, None)
+    return Collection(named(runs), tuple(left_out), only, folder, tuple(arguments))
 
 
 def _split(argument: str) -> tuple[str, Path]:
     """``LABEL=PATH``, unless the whole is a path that exists (run folders are named name=value too)."""
-    whole = Path(argument)
+    path = Path(argument)
     label, equals, rest = argument.partition("=")
-    if not equals or whole.exists() or not label.strip():
-        return "", whole
+    if not equals or path.exists() or not label.strip():
+        return "", path
     return label.strip(), Path(rest)
 
 
 def observe_sweep(folder: Path, sweep: SweepRecord) -> tuple[list[Observation], list[tuple[str, str]]]:
     """The complete points of a sweep, and (label, why) of the others."""
-    found, left_out = [], []
+    observations, left_out = [], []
     for point in sweep.points:
         result = complete_result(folder / point.folder) if point.status == "complete" else None
         if result is None:
@@ -102,8 +102,8 @@ def observe_sweep(folder: Path, sweep: SweepRecord) -> tuple[list[Observation], 
         if point.decision.host_bytes is not None and "host_gb" not in values:
             values["host_gb"] = Value(gb(point.decision.host_bytes), "GB", "computed")
         words = dict(one.words) | ({"verdict": point.decision.verdict} if point.decision.verdict else {})
-        found.append(replace(one, values=values, words=words, path=str(folder)))
-    return found, list(dict.fromkeys(left_out))
+        observations.append(replace(one, values=values, words=words, path=str(folder)))
+    return observations, list(dict.fromkeys(left_out))
 
 
 def _why(status: str, reason: str) -> str:

@@ -249,20 +249,20 @@ def _range(path: Path, key: str, raw: dict[str, Any]) -> list[int | float]:
     count = int((stop - start) / step) + 1
     if count > MOST_POINTS:
         refuse(path, key, f"at most {MOST_POINTS:,} steps", raw)
-    whole = all(isinstance(value, int) for value in numbers.values())
-    return [int(start + n * step) if whole else float(start + n * step) for n in range(count)]
+    all_ints = all(isinstance(value, int) for value in numbers.values())
+    return [int(start + n * step) if all_ints else float(start + n * step) for n in range(count)]
 
 
 def _check_names(path: Path, parameters: Mapping[str, Any], axes: Iterable[Axis]) -> None:
-    seen = dict.fromkeys(parameters, "parameters")
+    places = dict.fromkeys(parameters, "parameters")
     for axis in axes:
         for name in axis.names:
-            if name in seen:
-                raise UsageError(f"{path}: {name}: in axes and in {seen[name]}; a name has one place")
-            seen[name] = "another axis"
+            if name in places:
+                raise UsageError(f"{path}: {name}: in axes and in {places[name]}; a name has one place")
+            places[name] = "another axis"
 
 
 def notebook_beside(grid: Grid) -> str:
     """The notebook's name, resolved beside the grid file where it lies there."""
-    beside = grid.path.parent / grid.notebook
-    return str(beside) if beside.is_file() else grid.notebook
+    neighbour = grid.path.parent / grid.notebook
+    return str(neighbour) if neighbour.is_file() else grid.notebook

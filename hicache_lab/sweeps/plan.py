@@ -122,11 +122,11 @@ def _check_repeat_parameter(grid: Grid, notebook: Path, known: Mapping[str, Para
 def _check_baseline(grid: Grid, labels: Iterable[str]) -> None:
     """A misspelt baseline is found out before the runs, not after them."""
     known = list(dict.fromkeys(labels))
-    wanted = grid.compare.baseline
-    if wanted is not None and wanted not in known:
-        close = get_close_matches(wanted, known, n=1)
+    baseline = grid.compare.baseline
+    if baseline is not None and baseline not in known:
+        close = get_close_matches(baseline, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[:10])}"
-        raise UsageError(f"{grid.path}: compare: baseline: no setting of this grid is called {wanted!r}; {hint}")
+        raise UsageError(f"{grid.path}: compare: baseline: no setting of this grid is called {baseline!r}; {hint}")
 
 
 def _server_start(grid: Grid, settings: Mapping[str, Any]) -> ServerStart | None:

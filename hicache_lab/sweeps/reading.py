@@ -45,15 +45,15 @@ for _tag, _pattern, _first in _CORE:
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
             key = str(key_node.value)
-        if key in found:
+        if key in values:
             raise yaml.MarkedYAMLError(problem=f"{key!r} is there twice", problem_mark=key_node.start_mark)
-        found[key] = loader.construct_object(value_node, deep=True)
-    return found
+        values[key] = loader.construct_object(value_node, deep=True)
+    return values
 
 
 def _int(loader: _Loader, node: yaml.ScalarNode) -> int:

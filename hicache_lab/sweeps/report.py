@@ -63,17 +63,17 @@ def comparison_figures(comparison: Comparison, sweep: SweepRecord | None = None)
 def tradeoffs(comparison: Comparison, sweep: SweepRecord | None = None) -> list[Tradeoff]:
     """Settings with their host bytes and objective, those that preflight skipped included."""
     verdicts = {point.label: point.decision.verdict for point in sweep.points} if sweep else {}
-    found = []
+    tradeoffs = []
     for setting in comparison.settings:
         cost = setting.cells.get(comparison.cost or "")
         goal = setting.cells.get(comparison.objective or "")
         if cost is not None and goal is not None and cost.unit == "GB":
             verdict = verdicts.get(setting.label, "")
-            found.append(Tradeoff(setting.label, int(cost.median * GB), goal.median, verdict))
+            tradeoffs.append(Tradeoff(setting.label, int(cost.median * GB), goal.median, verdict))
     for point in sweep.points if sweep else ():
         if point.status == "skipped" and point.decision.host_bytes is not None and point.repeat == 0:
-            found.append(Tradeoff(point.label, point.decision.host_bytes, None, point.decision.verdict))
-    return found
+            tradeoffs.append(Tradeoff(point.label, point.decision.host_bytes, None, point.decision.verdict))
+    return tradeoffs
 
 
 def comparison_document(
@@ -95,8 +95,8 @@ def comparison_document(
     """
     sweep = collection.sweep
     document = Document(heading or (f"Sweep {sweep.label}" if sweep else "Comparison of runs"))
-    found = recommend(comparison)
-    _decision(document, found)
+    advice = recommend(comparison)
+    _decision(document, advice)
     _what(document, comparison, sweep)
     if comparison.left_out:
         document.add(Heading("Not in the comparison"), Table(("setting", "why"), comparison.left_out))
@@ -115,13 +115,13 @@ def comparison_document(
     return document
 
 
-def _decision(document: Document, found: Recommendation | None) -> None:
+def _decision(document: Document, advice: Recommendation | None) -> None:
     document.add(Heading("What to take"))
-    if found is None:
+    if advice is None:
         document.add(Paragraph("No figure that decides was recorded; name one with --objective."))
     else:
-        document.add(Paragraph(f"Take {found.reason}."))
-        document.add(Paragraph(f"It was chosen by {found.objective}, among settings that may run on this host."))
+        document.add(Paragraph(f"Take {advice.reason}."))
+        document.add(Paragraph(f"It was chosen by {advice.objective}, among settings that may run on this host."))
     document.add(Room("What was decided, by whom, and what would change it"))
 
 
@@ -185,7 +185,7 @@ def _again(document: Document, comparison: Comparison, collection: Collection) -
 
 
 def recommendation_text(advice: Recommendation | None) -> str:
-    """The recommendation as Markdown for a notebook; labels are shown as they are and never become markup."""
+    """The advice as Markdown for a notebook; labels are shown as they are and never become markup."""
     if advice is None:
         return "No figure that decides was recorded."
     return f"Take **{escape_markdown(advice.label)}**. {escape_markdown(advice.reason)}."

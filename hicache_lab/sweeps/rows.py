@@ -101,13 +101,13 @@ def compare_collection(
     names = dict.fromkeys(name for one in collection.observations for name in one.values)
 
     def there(what: str, wanted: Iterable[str | None], known: Iterable[str]) -> list[str]:
-        found = [name for name in wanted if name]
-        for name in found:
+        given = [name for name in wanted if name]
+        for name in given:
             if name not in known:
                 close = get_close_matches(name, list(known), n=1)
                 hint = f"; did you mean {close[0]}?" if close else ""
                 notes.append(f"the grid's {what} {name} is in no complete run and was left aside{hint}")
-        return [name for name in found if name in known]
+        return [name for name in given if name in known]
 
     own = there("baseline", [sweep.baseline], labels) if sweep and not baseline else []
     figures = there("figure", sweep.metrics, names) if sweep and not metrics else []

@@ -257,17 +257,17 @@ def fill_in(template: str, values: Mapping[str, Any]) -> tuple[str, ...]:
         template: a launch line or flags.
         values: of every placeholder.
     """
-    found: list[str] = []
+    words: list[str] = []
     for word in shlex.split(template):
         names = [name for name in _PLACEHOLDER.findall(word) if name in values]
         if any(values[name] is None for name in names):
-            if word == f"{{{names[0]}}}" and found and found[-1].startswith("-") and "=" not in found[-1]:
-                found.pop()
+            if word == f"{{{names[0]}}}" and words and words[-1].startswith("-") and "=" not in words[-1]:
+                words.pop()
         elif names and word == f"{{{names[0]}}}":
-            found += shlex.split(_text(values[names[0]]))
+            words += shlex.split(_text(values[names[0]]))
         else:
-            found.append(_PLACEHOLDER.sub(lambda m: _text(values[m[1]]) if m[1] in values else m[0], word))
-    return tuple(found)
+            words.append(_PLACEHOLDER.sub(lambda m: _text(values[m[1]]) if m[1] in values else m[0], word))
+    return tuple(words)
 
 
 def _text(value: Any) -> str:

@@ -135,15 +135,15 @@ class Comparison:
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """Figures recorded as predicted_X and observed_X (or measured_X), setting by setting."""
-        found = []
+        pairs = []
         for setting in self.settings:
             there = dict.fromkeys(name for run in setting.runs for name in run.values)
             for name in there:
                 bare = name.removeprefix("predicted_")
-                seen = next((n for n in (f"observed_{bare}", f"measured_{bare}", bare) if n in there), None)
-                if bare != name and seen is not None:
-                    found.append(_pair(setting, bare, name, seen))
-        return tuple(found)
+                observed = next((n for n in (f"observed_{bare}", f"measured_{bare}", bare) if n in there), None)
+                if bare != name and observed is not None:
+                    pairs.append(_pair(setting, bare, name, observed))
+        return tuple(pairs)
 
 
 def _pair(setting: Setting, bare: str, predicted: str, observed: str) -> Pair:
@@ -194,14 +194,14 @@ def compare(
         _known("metric", name, there)
     chosen = tuple(metrics) or there
     goal = _known("objective", objective, there) or next((name for name in OBJECTIVES if name in there), None)
-    wanted = tuple(dict.fromkeys([*chosen, *([goal] if goal else [])]))
+    names = tuple(dict.fromkeys([*chosen, *([goal] if goal else [])]))
     settings = tuple(
-        Setting(label, tuple(runs), _cells(runs, groups[first], wanted, label == first, confidence, seed))
+        Setting(label, tuple(runs), _cells(runs, groups[first], names, label == first, confidence, seed))
         for label, runs in groups.items()
     )
     cost = next((name for name in COSTS if name in there), None)
-    said = (*notes, *_notes(settings, first, wanted, confidence))
-    return Comparison(first, settings, wanted, tuple(left_out), said, confidence, goal, cost)
+    all_notes = (*notes, *_notes(settings, first, names, confidence))
+    return Comparison(first, settings, names, tuple(left_out), all_notes, confidence, goal, cost)
 
 
 def _known(what: str, name: str | None, known: Sequence[str] | Mapping[str, object]) -> str | None:
@@ -222,7 +222,7 @@ def _cells(
     confidence: float,
     seed: int,
 ) -> dict[str, Cell]:
-    found = {}
+    cells = {}
     for name in names:
         values = [run.values[name] for run in runs if name in run.values]
         if not values:
@@ -238,7 +238,7 @@ def _cells(
         delta = middle - median(base) if base and not is_baseline else None
         interval = difference_interval(base, numbers, confidence=confidence, seed=seed) if delta is not None else None
         exact = all(value.source in EXACT for value in [*values, *before])
-        found[name] = Cell(
+        cells[name] = Cell(
             name=name,
             unit=values[0].unit,
             source=values[0].source,
@@ -250,7 +250,7 @@ def _cells(
             delta_interval=interval,
             finding="baseline" if is_baseline else _finding(delta, interval, exact),
         )
-    return found
+    return cells
 
 
 def _finding(delta: float | None, interval: Interval | None, exact: bool) -> Finding:
@@ -285,9 +285,9 @@ def _notes(settings: Sequence[Setting], baseline: str, names: Sequence[str], con
             )
     for setting in settings:
         for word in _CAUTIONS:
-            said = [run.words[word] for run in setting.runs if word in run.words]
-            if said:
-                notes.append(f"{setting.label}, {len(said)} of {len(setting.runs)} runs: {said[0]}")
+            cautions = [run.words[word] for run in setting.runs if word in run.words]
+            if cautions:
+                notes.append(f"{setting.label}, {len(cautions)} of {len(setting.runs)} runs: {cautions[0]}")
     for name in names:
         missing = [setting.label for setting in settings if name not in setting.cells]
         if missing and len(missing) < len(settings):

@@ -38,10 +38,10 @@ def read_results(path: Path) -> tuple[Observation, ...]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    whole = _json(text)
-    if isinstance(whole, dict) and _is_aiperf(whole):
-        return (_aiperf(whole, path),)
-    found = []
+    document = _json(text)
+    if isinstance(document, dict) and _is_aiperf(document):
+        return (_aiperf(document, path),)
+    observations = []
     for at, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -51,10 +51,10 @@ def read_results(path: Path) -> tuple[Observation, ...]:
                 f"{path}:{at}: expected a result of sglang.bench_serving (a JSON line with request_throughput), "
                 "aiperf's profile_export_aiperf.json, or a run or sweep folder"
             )
-        found.append(_bench_serving(record, path, at))
-    if not found:
+        observations.append(_bench_serving(record, path, at))
+    if not observations:
         raise InputError(f"{path}: no result in it")
-    return tuple(found)
+    return tuple(observations)
 
 
 def _json(text: str) -> Any:
@@ -118,7 +118,7 @@ def _aiperf_settings(config: object) -> dict[str, Any]:
         return {}
     load = config.get("loadgen")
     endpoint = config.get("endpoint")
-    found = dict(load) if isinstance(load, dict) else {}
+    settings = dict(load) if isinstance(load, dict) else {}
     if isinstance(endpoint, dict) and endpoint.get("model_names"):
-        found["model"] = endpoint["model_names"]
-    return found
+        settings["model"] = endpoint["model_names"]
+    return settings

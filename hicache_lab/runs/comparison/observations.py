@@ -84,33 +84,33 @@ def named(observations: Sequence[Observation]) -> tuple[Observation, ...]:
     """
     unnamed = [one for one in observations if not one.label]
     names_of_places = places(one.path or one.origin for one in unnamed)
-    found = []
+    labelled = []
     for one in observations:
         names = differing(other for other in unnamed if other.kind == one.kind)
         own = ", ".join(f"{name}={_short(one.settings.get(name))}" for name in names)
-        found.append(one if one.label else replace(one, label=own or names_of_places[one.path or one.origin]))
-    return tuple(found)
+        labelled.append(one if one.label else replace(one, label=own or names_of_places[one.path or one.origin]))
+    return tuple(labelled)
 
 
 def places(paths: Iterable[str]) -> dict[str, str]:
     """Each path's last part, or as many of its parts as no other path ends in: aiperf's files all have one name."""
     parts = {path: Path(path).parts for path in dict.fromkeys(paths)}
-    found = {}
+    names = {}
     for path, own in parts.items():
         others = [other for other in parts if other != path]
         count = next((n for n in range(1, len(own)) if all(parts[o][-n:] != own[-n:] for o in others)), len(own))
-        found[path] = str(Path(*own[-count:])).removesuffix(".json").removesuffix(".jsonl") or path
-    return found
+        names[path] = str(Path(*own[-count:])).removesuffix(".json").removesuffix(".jsonl") or path
+    return names
 
 
 def differing(observations: Iterable[Observation]) -> tuple[str, ...]:
     """Names of settings that are not the same in all, those of ``SAME_SETTING`` aside, in their order."""
-    seen: dict[str, set[str]] = {}
+    values_by_name: dict[str, set[str]] = {}
     many = list(observations)
     for name in dict.fromkeys(name for one in many for name in one.settings):
         if name not in SAME_SETTING:
-            seen[name] = {json.dumps(one.settings.get(name), sort_keys=True, default=str) for one in many}
-    return tuple(name for name, values in seen.items() if len(values) > 1)
+            values_by_name[name] = {json.dumps(one.settings.get(name), sort_keys=True, default=str) for one in many}
+    return tuple(name for name, values in values_by_name.items() if len(values) > 1)
 
 
 def _short(value: Any) -> str:

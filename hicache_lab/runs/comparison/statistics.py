@@ -57,7 +57,7 @@ def _interval(statistic: Any, confidence: float) -> Interval:
 
 
 def check_confidence(confidence: float) -> None:
-    """Refuse a level that is none.
+    """Refuse a level of confidence that makes no sense.
 
     Raises:
         UsageError: not between 0.5 and 1.
@@ -67,7 +67,7 @@ def check_confidence(confidence: float) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what numpy takes for no seed.
+    """Refuse what numpy does not take for a seed.
 
     Raises:
         UsageError: below 0.

@@ -42,15 +42,15 @@ def _finding(cell: Cell) -> str:
 
 def rows(comparison: Comparison, name: str) -> list[tuple[str, ...]]:
     """One row a setting that has the figure, under ``HEADER``."""
-    found: list[tuple[str, ...]] = []
+    table_rows: list[tuple[str, ...]] = []
     for setting in comparison.settings:
         cell = setting.cells.get(name)
         if cell is not None:
             middle = number(cell.median)
-            found.append(
+            table_rows.append(
                 (setting.label, str(len(cell.values)), middle, _interval(cell.interval), _delta(cell), _finding(cell))
             )
-    return found
+    return table_rows
 
 
 def prediction_cells(comparison: Comparison) -> list[tuple[str, ...]]:

@@ -260,7 +260,7 @@ class SglangClient:
         """
         import aiohttp
 
-        # what the client does before it sends is no time of the server's
+        # encoding is the client's work and must not count as the server's time
         body = json.dumps(request.body(stream=True)).encode()
         chunks: list[tuple[float, bytes]] = []
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self._stall_seconds)
@@ -377,9 +377,9 @@ class SglangClient:
 
     def _without_key(self, chunks: Sequence[tuple[float, bytes]]) -> tuple[tuple[float, bytes], ...]:
         """Chunks of a stream with the key starred out, also where it is cut in two."""
-        whole = b"".join(chunk for _, chunk in chunks) if self.api_key_env else b""
-        starred = self._redacted(whole, answer=b'"error"' not in whole)
-        if starred == whole:
+        body = b"".join(chunk for _, chunk in chunks) if self.api_key_env else b""
+        starred = self._redacted(body, answer=b'"error"' not in body)
+        if starred == body:
             return tuple(chunks)
         ends = list(accumulate(len(chunk) for _, chunk in chunks))
         parts = pairwise([0, *ends])

@@ -164,12 +164,12 @@ def _memory(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _scalars(data: Mapping[str, Any]) -> dict[str, Scalar]:
-    kept: dict[str, Scalar] = {}
+    scalars: dict[str, Scalar] = {}
     for name, value in data.items():
         if is_secret(name) or not isinstance(value, str | int | float | bool | None):
             continue
-        kept[name] = redact(printable(value)) if isinstance(value, str) else value
-    return kept
+        scalars[name] = redact(printable(value)) if isinstance(value, str) else value
+    return scalars
 
 
 def read_model_info(data: Any) -> ModelInfo:

@@ -73,12 +73,12 @@ class MetricsSnapshot:
 
     def per_rank(self, name: str) -> dict[str, float]:
         """Values by rank, e.g. ``{"tp0": 8193.0}``; other labels are summed."""
-        found: dict[str, float] = defaultdict(float)
+        by_rank: dict[str, float] = defaultdict(float)
         for sample in self._once(name):
             parts = [("dp", "dp_rank"), ("pp", "pp_rank"), ("tp", "tp_rank")]
             key = " ".join(f"{short}{sample.labels[label]}" for short, label in parts if sample.labels.get(label))
-            found[key or "all"] += sample.value
-        return dict(found)
+            by_rank[key or "all"] += sample.value
+        return dict(by_rank)
 
     def gauge(self, name: str) -> float | None:
         """A per-rank gauge as one number, the largest (ranks agree); None if not exported."""
@@ -148,9 +148,9 @@ class MetricsSnapshot:
 
     def _once(self, name: str) -> Iterator[Sample]:
         """Without the series that repeat others: every priority beside their sum (from 0.5.10)."""
-        found = list(self.select(name))
-        has_sum = any(sample.labels.get("priority") == "" for sample in found)
-        for sample in found:
+        samples = list(self.select(name))
+        has_sum = any(sample.labels.get("priority") == "" for sample in samples)
+        for sample in samples:
             if not has_sum or sample.labels.get("priority", "") == "":
                 yield sample
 

@@ -57,23 +57,23 @@ def unreachable(error: Exception, base_url: str, limit_s: float) -> Failure:
 
 def refused(response: Response, api_key_env: str) -> str:
     """What a status other than 200 means."""
-    status, said = response.status, _said(response)
+    status, text = response.status, _said(response)
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         if api_key_env:
             return f"the key in ${api_key_env} was refused ({status})"
         return f"it wants an API key ({status}); export it and give the variable's name as api_key_env"
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return f"it is still loading or overloaded (503): {said}"
-    if "context length" in said or "maximum allowed length" in said:
-        return f"the prompt is too long for the server: {said}"
-    if status == HTTPStatus.NOT_FOUND and "model" in said.lower():
-        return f"wrong model: {said}"
+        return f"it is still loading or overloaded (503): {text}"
+    if "context length" in text or "maximum allowed length" in text:
+        return f"the prompt is too long for the server: {text}"
+    if status == HTTPStatus.NOT_FOUND and "model" in text.lower():
+        return f"wrong model: {text}"
     if status in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}:
         who = f" (it says it is {response.server!r})" if response.server else ""
         return f"no such endpoint ({status}): not an SGLang server{who}, or a router in front of one"
     if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
         return f"it redirects ({status}); give the final address as base_url"
-    return f"status {status}: {said or 'no details'}"
+    return f"status {status}: {text or 'no details'}"
 
 
 def _said(response: Response) -> str:
@@ -91,19 +91,19 @@ def checked_url(base_url: str) -> str:
         UsageError: not http(s), no host, or credentials in it.
     """
     text = base_url.strip()
-    wanted = "expected http://HOST:PORT or https://HOST[:PORT]"
+    expected = "expected http://HOST:PORT or https://HOST[:PORT]"
     try:
         parts = urlsplit(text)
         known = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError as error:  # a port that is no number, a broken IPv6 address
-        raise UsageError(f"base_url: {wanted}, got one with a bad address ({error})") from None
+    except ValueError as error:  # a port that is not a number, a broken IPv6 address
+        raise UsageError(f"base_url: {expected}, got one with a bad address ({error})") from None
     if "@" in text or parts.query or parts.fragment:  # not repeated: this is where people put keys
         raise UsageError(
-            f"base_url: {wanted}; credentials, queries and fragments in the URL are refused: "
+            f"base_url: {expected}; credentials, queries and fragments in the URL are refused: "
             f"export the key and give the variable's name as api_key_env"
         )
     if not known or not all(character.isprintable() and character != " " for character in text):
-        raise UsageError(f"base_url: {wanted}, got {base_url!r}")
+        raise UsageError(f"base_url: {expected}, got {base_url!r}")
     text = text.rstrip("/")
     if text.endswith("/v1"):
         raise UsageError(f"base_url: give the server's own address, without the /v1 of the OpenAI API: {text[:-3]}")
@@ -115,7 +115,7 @@ def checked_key(name: str, environ: Mapping[str, str]) -> str:
 
     Raises:
         UsageError: no such variable, or what it holds cannot stand in a header. Neither a key nor what may be one
-            (a name that is none) is repeated.
+            (a name that is not one) is repeated.
     """
     if not name:
         return ""

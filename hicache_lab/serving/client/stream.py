@@ -77,8 +77,8 @@ class GenerateRequest:
             "stream": stream,
         }
         if self.api == "chat":
-            said = (*self.history, ("user", self.prompt))
-            body["messages"] = [{"role": role, "content": content} for role, content in said]
+            messages = (*self.history, ("user", self.prompt))
+            body["messages"] = [{"role": role, "content": content} for role, content in messages]
         else:
             body["prompt"] = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
         return body | ({"stream_options": {"include_usage": True}} if stream else {})

@@ -100,8 +100,8 @@ def install(
     base = _interpreter(python)
     root = home(home_dir)
     target = _target(release, base, root)
-    if (found := _read(target)) is not None:
-        return found
+    if (existing := _read(target)) is not None:
+        return existing
     if target.exists():  # no marker: not made by a rename of ours, so not to be trusted
         shutil.rmtree(target)
     made(root)
@@ -221,15 +221,15 @@ def _version_of(python: str) -> tuple[int, int]:
 
 def _interpreter(python: str | None) -> str:
     """The interpreter the environment is built on: the given one, the running one if fit, or one on PATH."""
-    wanted = " or ".join(f"{a}.{b}" for a, b in _PYTHONS)
+    fit = " or ".join(f"{a}.{b}" for a, b in _PYTHONS)
     if python is not None:
         version = _version_of(python)
         if version not in _PYTHONS:
-            raise UsageError(f"--python: expected Python {wanted} (the pins' wheels), got {version[0]}.{version[1]}")
+            raise UsageError(f"--python: expected Python {fit} (the pins' wheels), got {version[0]}.{version[1]}")
         return python
     if sys.version_info[:2] in _PYTHONS:
         return sys.executable
     for name in (f"python{a}.{b}" for a, b in _PYTHONS):
         if (path := shutil.which(name)) is not None:
             return path
-    raise UsageError(f"--python: the pinned releases need Python {wanted}, and none is on PATH; name one with --python")
+    raise UsageError(f"--python: the pinned releases need Python {fit}, and none is on PATH; name one with --python")

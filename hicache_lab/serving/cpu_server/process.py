@@ -136,8 +136,8 @@ def start(
 
 def status(*, home_dir: Path | None = None) -> tuple[Server, ...]:
     """All servers that run now, oldest first."""
-    found = [_read_state(folder) for folder in sorted(_root(home_dir).glob("*/"))]
-    return tuple(sorted((s for s in found if s and s.alive), key=lambda s: s.started_unix_s))
+    servers = [_read_state(folder) for folder in sorted(_root(home_dir).glob("*/"))]
+    return tuple(sorted((s for s in servers if s and s.alive), key=lambda s: s.started_unix_s))
 
 
 def stop(name: str = "default", *, home_dir: Path | None = None, term_seconds: float = TERM_SECONDS) -> Stopped:

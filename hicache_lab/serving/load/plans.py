@@ -165,11 +165,13 @@ def rounds(
     parameters = _recorded(locals())
     _positive(conversations=conversations, turns=turns, first_tokens=first_tokens, turn_tokens=turn_tokens)
     draw = _Drawer(seed)
-    whole = [draw(first_tokens + (turns - 1) * turn_tokens) for _ in range(conversations)]
+    whole_prompts = [draw(first_tokens + (turns - 1) * turn_tokens) for _ in range(conversations)]
     phases = tuple(
         Phase(
             f"turn {turn + 1}",
-            tuple(Session((Turn(said[: first_tokens + turn * turn_tokens], answer_tokens),)) for said in whole),
+            tuple(
+                Session((Turn(tokens[: first_tokens + turn * turn_tokens], answer_tokens),)) for tokens in whole_prompts
+            ),
         )
         for turn in range(turns)
     )
@@ -254,8 +256,8 @@ def plan_of(name: str, seed: int, parameters: Mapping[str, Any]) -> Plan:
     }
     if name not in makers:
         raise UsageError(f"plan {name}: cannot be made again from its seed; expected one of {', '.join(makers)}")
-    wanted = signature(makers[name]).parameters
-    return makers[name](seed=seed, **{name: value for name, value in parameters.items() if name in wanted})
+    names = signature(makers[name]).parameters
+    return makers[name](seed=seed, **{name: value for name, value in parameters.items() if name in names})
 
 
 def warmup_plan(plan: Plan, count: int) -> Plan:

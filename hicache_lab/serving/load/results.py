@@ -212,8 +212,8 @@ class LoadResult:
         chosen = [r for r in self.succeeded if phase is None or r.phase == phase]
 
         def total(values: Sequence[int | None]) -> int | None:
-            told = [value for value in values if value is not None]
-            return sum(told) if told else None
+            known = [value for value in values if value is not None]
+            return sum(known) if known else None
 
         return Hits(
             sum(r.prompt_tokens or 0 for r in chosen),

@@ -77,7 +77,7 @@ def hit_rows(result: LoadResult) -> list[Row]:
     rows: list[Row] = []
     for phase in dict.fromkeys(record.phase for record in result.measured):
         hits = result.hits(phase)
-        found = None if hits.cached_tokens is None else hits.prompt_tokens - hits.cached_tokens
+        computed = None if hits.cached_tokens is None else hits.prompt_tokens - hits.cached_tokens
         rows.append(
             {
                 "phase": phase,
@@ -85,7 +85,7 @@ def hit_rows(result: LoadResult) -> list[Row]:
                 "on the device": hits.device,
                 "on the host": hits.host,
                 "in storage": hits.storage,
-                "computed anew": found,
+                "computed anew": computed,
                 "share found": None if hits.share is None else round(hits.share, 4),
             }
         )
@@ -189,12 +189,12 @@ def run_conclusion(run: ServerRun, prediction: Prediction, simulation: Simulatio
     warnings = dict.fromkeys((*prediction.warnings, *simulation.warnings))
     failures = [record.error for record in run.result.measured if record.error]
     if failures and not run.result.succeeded:
-        found = f"**No prompt was answered**; the first failure: {quoted(failures[0])}."
+        hits_text = f"**No prompt was answered**; the first failure: {quoted(failures[0])}."
     elif hits.share is None:
-        found = "The server did not tell where prompts were found (--enable-cache-report)."
+        hits_text = "The server did not tell where prompts were found (--enable-cache-report)."
     else:
         host = "" if hits.host is None else f", {hits.host:,} of them on the host"
-        found = (
+        hits_text = (
             f"Of {hits.prompt_tokens:,} prompt tokens {hits.cached_tokens:,} were found in a cache "
             f"({100 * hits.share:.1f} %){host}."
         )
@@ -205,4 +205,4 @@ def run_conclusion(run: ServerRun, prediction: Prediction, simulation: Simulatio
         replayed = f"The simulator gives the hits of {simulation.agreeing} of {total} requests exactly, tier by tier."
     sent = f"{len(run.result.measured)} requests, {len(failures)} failed; ended: {quoted(run.result.ended)}."
     warned = "".join(f"\n\n> **Warning**: {quoted(text)}" for text in warnings)
-    return f"{pool}\n\n{found} {replayed}\n\n{sent}{warned}"
+    return f"{pool}\n\n{hits_text} {replayed}\n\n{sent}{warned}"

@@ -114,7 +114,7 @@ def _whole(size_gb: float | None) -> float | None:
 def _model(name: str) -> str | Path | Mapping[str, Any]:
     if name in TINY_MODELS:
         return tiny_config(name)
-    # a server on this machine names a folder that is here too; any other text of a server is no path of ours
+    # a server on this machine names a folder that is here too; any other text from a server is not a path of ours
     if name.startswith(("/", ".", "~")) and len(name) < _PATH_MOST:
         with contextlib.suppress(OSError, RuntimeError):
             if (config := Path(name).expanduser() / "config.json").is_file():

@@ -248,7 +248,7 @@ def recorded_runs() -> tuple[Path, ...]:
     Raises:
         HostError: there is none.
     """
-    found = sorted(path.parent for path in (data_dir() / "runs").glob(f"*/{DESCRIPTION_FILE}"))
-    if not found:
+    folders = sorted(path.parent for path in (data_dir() / "runs").glob(f"*/{DESCRIPTION_FILE}"))
+    if not folders:
         raise HostError(f"no recorded run below {data_dir() / 'runs'}; reinstall the package")
-    return tuple(found)
+    return tuple(folders)

@@ -1,4 +1,4 @@
-"""Run by every interpreter of the CPU server before anything else: put the stand-ins in place."""
+"""Run by every interpreter of the CPU server before anything else: put the stubs in place."""
 
 import hicache_stubs
 

@@ -1,4 +1,4 @@
-"""Stand-ins for what an unmodified SGLang imports but a machine without a GPU does not have.
+"""Stubs for what an unmodified SGLang imports but a machine without a GPU does not have.
 
 Two import hooks: ``absent`` answers for packages that are not installed (their names import, their kernels
 raise when called); ``patches`` adjusts a few modules right after they were imported. No result is ever made
@@ -12,7 +12,7 @@ from .patches import PATCHES, PatchAfterImport
 
 
 def install() -> None:
-    """Put both hooks on the import path; a package that is really installed wins over its stand-in."""
+    """Put both hooks on the import path; a package that is really installed wins over its stub."""
     if not any(isinstance(finder, AbsentPackages) for finder in sys.meta_path):
         sys.meta_path.append(AbsentPackages())
         sys.meta_path.insert(0, PatchAfterImport(PATCHES))

@@ -18,7 +18,7 @@ ABSENT = frozenset({"triton", "torchvision", "soundfile"})
 
 
 class NeedsGpuError(RuntimeError):
-    """A stand-in was called as if it were the real thing."""
+    """A stub was called as if it were the real thing."""
 
 
 def importing() -> bool:
@@ -146,7 +146,7 @@ class AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Only a real import gets the stand-in: ``importlib.util.find_spec`` still says "not installed"."""
+        """Only a real import gets the stub: ``importlib.util.find_spec`` still says "not installed"."""
         if fullname.partition(".")[0] not in ABSENT:
             return None
         if sys._getframe(2).f_code.co_name != "_find_and_load_unlocked":
@@ -155,7 +155,7 @@ class AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         """An empty module that answers any name."""
-        return AbsentModule(spec.name, f"Stand-in: {spec.name} is not installed on this machine.")
+        return AbsentModule(spec.name, f"Stub: {spec.name} is not installed on this machine.")
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Fill in the few names that mean something without a GPU."""

@@ -1,4 +1,4 @@
-"""Stand-in for SGLang's CUDA extension: names resolve, calls raise; the KV copies are in ``kvcacheio``."""
+"""Stub for SGLang's CUDA extension: names resolve, calls raise; the KV copies are in ``kvcacheio``."""
 
 # ruff: noqa: ARG001 - it takes whatever the real one takes
 
