@@ -8,7 +8,7 @@ from hicache_lab.base.units import format_gb
 from hicache_lab.forensics.cases.case import Case
 from hicache_lab.preflight import Advice, Answer, advise, assess, with_ratio, with_release, with_size
 from hicache_lab.sglang.releases import first_release_where, parse_version
-from hicache_lab.sizing.guard import divides_since
+from hicache_lab.sizing.guard import RESERVE_TEXT, divides_since
 
 
 def counterfactuals(case: Case) -> dict[str, Answer]:
@@ -53,7 +53,7 @@ def conclusion(case: Case) -> str:
     ]
     if rank is not None and rank.pools:
         lines.append(f"- Each rank's pool would have held {rank.tokens:,} tokens.")
-    for text, found in (("with 10 % of RAM to spare", comfortable), ("leaving only the 10 GiB reserve", just)):
+    for text, found in (("with 10 % of RAM to spare", comfortable), (f"leaving only the {RESERVE_TEXT} reserve", just)):
         if found.size_gb is not None and found.ratio is not None:
             lines.append(
                 f"- Largest settings {text}: `--hicache-size {found.size_gb}` "
