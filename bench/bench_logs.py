@@ -1,12 +1,13 @@
-"""How fast a million-line log is read, beside grep and beside the loop one would write first.
+"""How fast large logs are read, beside grep and beside the loop one would write first.
 
-    python bench/bench_logs.py [--lines 1000000] [--repeats 5]
+    python bench/bench_logs.py [--lines 1000000] [--large-lines 6200000] [--repeats 5]
 
 Every method runs in a process of its own, all of them in turn, the least time of each counts (the machine may
-be shared). "with imports" is the first run in a fresh process, all libraries imported within it; "warm" the
-second run of the same process. Goals: at most 15 times ``grep -c`` and at least 5 times faster than the naive
-loop, both with imports; as DataFrames at least 5 times faster than the naive loop without pandas' own import; at
-most 300 MB resident. The exit code is 1 if one is missed.
+be shared). "with imports" is the first run in a fresh process, all libraries imported within it (numba's own cache is
+filled before); "warm" the second run of the same process. Goals: a log of 1 GB with imports in at most 10 times
+``grep -c``; one of 163 MB warm in at most 8 times, and at least 5 times faster than the naive loop with imports; as
+DataFrames at least 5 times faster than the naive loop without pandas' own import; at most 300 MB resident. The exit
+code is 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
-GOAL_GREP, GOAL_NAIVE, GOAL_RSS_MB = 15.0, 5.0, 300.0
+GOAL_LARGE, GOAL_WARM, GOAL_NAIVE, GOAL_RSS_MB = 10.0, 8.0, 5.0, 300.0
 
 
 def columns(path: str) -> tuple[int, int, int]:
@@ -117,6 +119,7 @@ def main() -> int:
     """Measure, print a table, and return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--lines", type=int, default=1_000_000)
+    parser.add_argument("--large-lines", type=int, default=6_200_000, help="of the log of 1 GB")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -129,23 +132,47 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "server.log")
         subprocess.run([sys.executable, HERE / "gen_log.py", path, "--lines", str(args.lines)], check=True)
-        return report(path, args.repeats)
+        goals = report(path, args.repeats)
+        subprocess.run([sys.executable, HERE / "gen_log.py", path, "--lines", str(args.large_lines)], check=True)
+        goals |= report_large(path, args.repeats)
+    for goal, (value, met) in goals.items():
+        print(f"{'met   ' if met else 'MISSED'} {goal}: {value:.1f}")
+    return 0 if all(met for _, met in goals.values()) else 1
 
 
-def report(path: str, repeats: int) -> int:
+Goals = dict[str, tuple[float, bool]]
+
+
+def run(method: str, path: str) -> dict[str, Any]:
+    """The measures of one method in a process of its own."""
+    command = [sys.executable, __file__, "--child", method, path]
+    return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+def report_large(path: str, repeats: int) -> Goals:
+    """A log whose reading takes longer than the imports."""
+    grep(path)  # into the page cache
+    cold, base = [], []
+    for _ in range(repeats):
+        base += [grep(path), grep(path)]
+        cold.append(run("summary", path)["cold"])
+    times = min(cold) / min(base)
+    print(f"{Path(path).stat().st_size / 1e6:.1f} MB: summary with imports {min(cold):.2f} s, grep {min(base):.3f} s")
+    return {f"1 GB ≤ {GOAL_LARGE:.0f} × grep, with imports": (times, times <= GOAL_LARGE)}
+
+
+def report(path: str, repeats: int) -> Goals:
     """Run every method in turn and compare the least times."""
     least: dict[str, dict[str, float]] = {}
     found: dict[str, list[int]] = {}
     greps = []
-    command = [sys.executable, __file__, "--child"]
-    subprocess.run([*command, "columns", path], check=True, stdout=subprocess.DEVNULL)  # compiled once, then cached
+    run("columns", path)  # compiled once, then cached
     for turn in range(repeats):
         for method in METHODS:
             if method == "naive" and turn >= max(2, repeats // 2):
                 continue
             greps += [grep(path), grep(path)]
-            done = subprocess.run([*command, method, path], check=True, capture_output=True, text=True)
-            measured = json.loads(done.stdout)
+            measured = run(method, path)
             found[method] = measured.pop("found")
             best = least.setdefault(method, measured)
             least[method] = {key: min(best[key], value) for key, value in measured.items()}
@@ -160,12 +187,12 @@ def report(path: str, repeats: int) -> int:
             f"{m['cpu']:7.2f} {m['rss_mb']:7.0f}"
         )
     columns, frames, naive = least["columns"], least["frames"], least["naive"]
-    in_greps, faster = columns["cold"] / base, naive["cold"] / columns["cold"]
+    in_greps, faster = columns["warm"] / base, naive["cold"] / columns["cold"]
     # a process that makes many frames imports pandas once; the naive loop is no faster when it is warm
     frames_faster = min(naive["cold"], naive["warm"]) / frames["warm"]
     with_imports = naive["cold"] / frames["cold"]
     goals = {
-        f"columns ≤ {GOAL_GREP:.0f} × grep, with imports": (in_greps, in_greps <= GOAL_GREP),
+        f"columns ≤ {GOAL_WARM:.0f} × grep, warm": (in_greps, in_greps <= GOAL_WARM),
         f"columns ≥ {GOAL_NAIVE:.0f} × faster than the naive loop, with imports": (faster, faster >= GOAL_NAIVE),
         f"frames ≥ {GOAL_NAIVE:.0f} × faster than the naive loop, warm ({with_imports:.1f} × with imports)": (
             frames_faster,
@@ -175,11 +202,7 @@ def report(path: str, repeats: int) -> int:
     for method in ("columns", "summary"):
         rss = least[method]["rss_mb"]
         goals[f"{method} ≤ {GOAL_RSS_MB:.0f} MB resident"] = (rss, rss <= GOAL_RSS_MB)
-    missed = 0
-    for goal, (value, met) in goals.items():
-        print(f"{'met   ' if met else 'MISSED'} {goal}: {value:.1f}")
-        missed += not met
-    return 1 if missed else 0
+    return goals
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hicache_lab.base.compiled import loop
+from hicache_lab.base.compiled import loop, part
 
 MAX_KEYS = 192
 MAX_COLUMNS = 64
@@ -38,7 +38,7 @@ _FALSE = np.frombuffer(b"False", np.uint8)
 _POWERS = 10.0 ** np.arange(16)
 
 
-@loop(forceinline=True)
+@part
 def _slot(table: Words, value: np.uint64) -> np.int64:
     index = np.int64(value & np.uint64(TABLE - 1))
     while table[index] != 0 and table[index] != value:
@@ -46,7 +46,7 @@ def _slot(table: Words, value: np.uint64) -> np.int64:
     return index
 
 
-@loop(forceinline=True)
+@part
 def _is(b: Bytes, n: int, i: int, word: Bytes) -> bool:
     if i + len(word) > n:
         return False
@@ -56,17 +56,17 @@ def _is(b: Bytes, n: int, i: int, word: Bytes) -> bool:
     return True
 
 
-@loop(forceinline=True)
+@part
 def _digit(c: int) -> bool:
     return 48 <= c <= 57
 
 
-@loop(forceinline=True)
+@part
 def _letter(c: int) -> bool:
     return 65 <= c <= 90 or 97 <= c <= 122
 
 
-@loop()
+@part
 def _two(b: Bytes, i: int) -> int:
     tens, ones = int(b[i]) - 48, int(b[i + 1]) - 48
     if tens < 0 or tens > 9 or ones < 0 or ones > 9:
@@ -74,7 +74,7 @@ def _two(b: Bytes, i: int) -> int:
     return tens * 10 + ones
 
 
-@loop()
+@part
 def _days(year: int, month: int, day: int) -> int:
     """Days since 1970-01-01 of a Gregorian date, −1 if there is no such day."""
     if year < 1 or month < 1 or month > 12 or day < 1:
@@ -93,7 +93,7 @@ def _days(year: int, month: int, day: int) -> int:
     return era * 146097 + yoe * 365 + yoe // 4 - yoe // 100 + doy - 719468
 
 
-@loop()
+@part
 def _stamp(b: Bytes, n: int, p: int) -> tuple[int, int]:
     """Milliseconds since 1970 of ``[YYYY-MM-DD HH:MM:SS[.mmm]`` at ``p`` and the place behind it; −1 if it is none."""
     century, year = _two(b, p + 1), _two(b, p + 3)
@@ -114,7 +114,7 @@ def _stamp(b: Bytes, n: int, p: int) -> tuple[int, int]:
     return ms, q
 
 
-@loop(forceinline=True)
+@part
 def _number(b: Bytes, n: int, q: int) -> tuple[float, int]:
     """A number, a percentage, True or False at ``q`` and the place behind it; −1 if it is none."""
     if b[q] == _TRUE[0] or b[q] == _FALSE[0]:
@@ -146,7 +146,7 @@ def _number(b: Bytes, n: int, q: int) -> tuple[float, int]:
     return -value if negative else value, q
 
 
-@loop()
+@part
 def _key(b: Bytes, n: int, q: int) -> tuple[np.uint64, int]:
     """The hash of the key at ``q`` and the place behind its ``": "``; −1 if there is no key."""
     first = q
@@ -166,7 +166,7 @@ def _key(b: Bytes, n: int, q: int) -> tuple[np.uint64, int]:
     return h, q + 2
 
 
-@loop(forceinline=True)
+@part
 def _after_value(b: Bytes, n: int, q: int) -> int:
     """The next key's place behind a value, the line's end, or −1 if something else follows."""
     if q + 2 < n and b[q] == _COMMA and b[q + 1] == _SPACE and (b[q + 2] > _COMMA or b[q + 2] == 35):
@@ -188,7 +188,7 @@ def _after_value(b: Bytes, n: int, q: int) -> int:
     return q if b[q - 1] == _SPACE and b[q - 2] == _COMMA and e == q else -1
 
 
-@loop()
+@part
 def _learn(
     h: np.uint64, first: int, length: int,
     key_table: Words, key_of: Shorts, column: Shorts, new_keys: Ints, counts: Ints,
@@ -207,7 +207,7 @@ def _learn(
     return int(key_of[at])
 
 
-@loop(forceinline=True)
+@part
 def _fields(
     b: Bytes, n: int, q: int, kind: int,
     key_table: Words, key_of: Shorts, column: Shorts, known: Bytes, new_keys: Ints,
@@ -271,7 +271,7 @@ def _fields(
     return q, seen, slot
 
 
-@loop(forceinline=True)
+@part
 def _tag(first: int, length: int, h: np.uint64, tag_table: Words, tag_of: Shorts, new_tags: Ints, counts: Ints) -> int:
     """The number of a rank tag; a new one is noted with its place in the chunk. −1 when there are too many."""
     at = _slot(tag_table, h)
@@ -286,7 +286,7 @@ def _tag(first: int, length: int, h: np.uint64, tag_table: Words, tag_of: Shorts
     return int(tag_of[at])
 
 
-@loop(forceinline=True)
+@part
 def _past_visible(b: Bytes, n: int, q: int) -> int:
     """The place behind the visible ASCII characters at ``q``."""
     while q < n and 33 <= b[q] <= 126:
@@ -294,7 +294,7 @@ def _past_visible(b: Bytes, n: int, q: int) -> int:
     return q
 
 
-@loop()
+@part
 def _is_ok_access(b: Bytes, n: int, m: int) -> int:
     """The end of ``INFO: client - "METHOD path HTTP/1.1" 200 OK`` at ``m``; −1 for any other line."""
     if not _is(b, n, m, _INFO):
@@ -322,14 +322,14 @@ def _is_ok_access(b: Bytes, n: int, m: int) -> int:
     return q + len(_OK) - 1 if q > version and _is(b, n, q, _OK) else -1
 
 
-@loop(forceinline=True)
+@part
 def _hand_back(others: Ints, counts: Ints, begin: int, end: int, line: int, outer: int, outer_end: int) -> None:
     at = counts[OTHERS]
     others[at, 0], others[at, 1], others[at, 2], others[at, 3], others[at, 4] = begin, end, line, outer, outer_end
     counts[OTHERS] += 1
 
 
-@loop(forceinline=True)
+@part
 def _drop_row(kind: int, row: int, counts: Ints, present: Ints, values: npt.NDArray[np.float64]) -> None:
     """The row's values do not count after all."""
     for c in range(counts[COLUMNS_USED]):
@@ -337,7 +337,7 @@ def _drop_row(kind: int, row: int, counts: Ints, present: Ints, values: npt.NDAr
             present[kind, c] -= 1
 
 
-@loop(forceinline=True)
+@part
 def _head(b: Bytes, n: int, q: int) -> tuple[int, int]:
     """The place behind "batch, " or "batch [17]. " at ``q`` (−1: none) and the iteration number (−1: none)."""
     iteration = -1
@@ -355,7 +355,7 @@ def _head(b: Bytes, n: int, q: int) -> tuple[int, int]:
     return q + 2, iteration
 
 
-@loop()
+@loop
 def read_lines(
     b: Bytes, n: int, position: int, line: int,
     key_table: Words, key_of: Shorts, column: Shorts, known: Bytes, new_keys: Ints,

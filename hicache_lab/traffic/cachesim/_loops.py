@@ -16,13 +16,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hicache_lab.base.compiled import loop, njit
+from hicache_lab.base.compiled import loop, part
 
 Ids = npt.NDArray[np.uint32]
 Ints = npt.NDArray[np.int64]
 
 
-@loop(forceinline=True)
+@part
 def _newer(sums: Ints, starts: Ints, live: np.int64, owner: np.int64) -> np.int64:
     """Live blocks of requests newer than ``owner``: all of them, minus those up to it, summed level by level."""
     total = np.int64(0)
@@ -37,14 +37,14 @@ def _newer(sums: Ints, starts: Ints, live: np.int64, owner: np.int64) -> np.int6
     return live - total
 
 
-@loop(forceinline=True)
+@part
 def _add(sums: Ints, starts: Ints, owner: np.int64, amount: np.int64) -> None:
     for level in range(starts.size):
         sums[starts[level] + owner] += amount
         owner >>= 4
 
 
-@njit
+@part
 def _levels(requests: int) -> Ints:
     """Where each level of the sums begins: single requests, sixteens, 256s, …; the last entry is the whole size."""
     starts = np.zeros(20, np.int64)
@@ -58,7 +58,7 @@ def _levels(requests: int) -> Ints:
         width = (width + 15) >> 4
 
 
-@njit
+@loop
 def stack_distances(
     ids: Ids,
     offsets: Ints,
@@ -136,7 +136,7 @@ def stack_distances(
         _add(sums, starts, np.int64(r), length)
 
 
-@njit
+@loop
 def hits_by_capacity(steps: Ints | npt.NDArray[np.int32]) -> np.int64:
     """Turn the differences of ``stack_distances`` into hits at every capacity, in place; the highest useful index."""
     distance_count = np.int64(0)
@@ -151,7 +151,7 @@ def hits_by_capacity(steps: Ints | npt.NDArray[np.int32]) -> np.int64:
     return top
 
 
-@njit
+@loop
 def keep_sampled(
     ids: Ints,
     offsets: Ints,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hicache_lab.base.compiled import njit
+from hicache_lab.base.compiled import loop
 
 Ids = npt.NDArray[np.uint32]
 Ints = npt.NDArray[np.int64]
 
 
-@njit
+@loop
 def is_chained(ids: Ids, offsets: Ints, parent: npt.NDArray[np.int32]) -> bool:
     """Whether every id always follows the same id (-1: a request's start); ``parent`` is scratch filled with -2."""
     for r in range(offsets.size - 1):
@@ -26,7 +26,7 @@ def is_chained(ids: Ids, offsets: Ints, parent: npt.NDArray[np.int32]) -> bool:
     return True
 
 
-@njit
+@loop
 def _chain(ids: Ids, offsets: Ints, slots: Ints, values: Ints) -> np.int64:
     mask = slots.size - 1
     count = np.int64(0)
@@ -56,7 +56,7 @@ def chain(ids: Ids, offsets: Ints) -> tuple[Ids, int]:
     return chained, int(count)
 
 
-@njit
+@loop
 def fill_requests(ids: Ids, offsets: Ints, shared: Ints, shared_base: Ints, private_base: Ints, tail_ids: Ints) -> None:
     """Write each request's blocks: its shared prefix, then its session's own blocks, then (if not -1) its tail id."""
     for r in range(offsets.size - 1):
