@@ -13,20 +13,18 @@ import numpy as np
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import format_gb
 from hicache_lab.cli import traffic
-from hicache_lab.preflight.ask import HOST_FACTS
 from hicache_lab.preflight.host_tiers import HostTier
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.traffic.cachesim import (
+    HitCurve,
     SampledCurve,
-    WritePolicy,
     concurrent_requests,
     hit_curve,
-    replay_blocks,
     sampled_curve,
-    savings,
+    tier_rates,
 )
 from hicache_lab.traffic.cost_benefit import CostBenefit
-from hicache_lab.traffic.traces import Trace, Workload, sniff
+from hicache_lab.traffic.traces import Trace, Workload, format_of
 from hicache_lab.traffic.traces.reader import on_disk, stream_name
 
 _NOTHING = 0.0005  # a hit rate that rounds to 0.0 %
@@ -80,7 +78,8 @@ def run(_command: str, args: argparse.Namespace) -> int:
         raise UsageError("--device-tokens: give max_total_num_tokens as the server logs it; a host tier is behind it")
     trace = workload.load()
     trace.require_prefixes("a hit-rate curve")
-    curve = hit_curve(trace, count=args.count, count_from=int(trace.requests * args.warm_up))
+    warm = int(trace.requests * args.warm_up)
+    curve = hit_curve(trace, count=args.count, count_from=warm)
     record: dict[str, Any] = {
         "provenance": curve.basis,
         "trace": traffic.trace_record(trace),
@@ -95,7 +94,8 @@ def run(_command: str, args: argparse.Namespace) -> int:
         ],
     }
     if args.device_tokens:
-        record["tiers"] = _tiers(args, config, trace)
+        in_tokens = curve if args.count == "tokens" else hit_curve(trace, count="tokens", count_from=warm)
+        record["tiers"] = _tiers(args, config, trace, in_tokens)
     if args.mean_resident_tokens:
         record["concurrent_requests"] = concurrent_requests(args.device_tokens, args.mean_resident_tokens)
     print(json.dumps(record, indent=2) if args.json else _curve_words(record))
@@ -163,83 +163,60 @@ def _sampled(args: argparse.Namespace, workload: Workload) -> int:
 
 
 def _sampled_curve(args: argparse.Namespace, workload: Workload) -> SampledCurve:
-    """The estimate; a file with hash_ids is read as a stream, anything else is loaded."""
+    """The estimate; a file of a format that can be is read as a stream, anything else is loaded."""
     if workload.path is None:
         return sampled_curve(workload.load(), args.sample)
     named = Path(workload.path)
     with on_disk(named) as path:
-        kind = sniff(path) if args.format == "auto" else args.format
-        if kind != "mooncake":
+        if not format_of(path, args.format).streamed:
             return sampled_curve(replace(workload, path=str(path)).load(), args.sample)
         curve = sampled_curve(path, args.sample, block_tokens=args.block_tokens, skip_bad=args.skip_bad_lines)
         return curve if path == named else replace(curve, origin=f"measured: {stream_name(named)}")
 
 
-def _tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace) -> dict[str, Any]:
+def _tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace, curve: HitCurve) -> dict[str, Any]:
     """Hit rates of prompt tokens for several host tiers; with a model also their bytes and verdicts."""
-    policy = traffic.policy_of(args, config)
-    question = traffic.question_of(args, config, **{name: getattr(args, name) for name in (*HOST_FACTS, "overhead")})
+    policy, question = traffic.policy_of(args, config), traffic.question_of(args, config)
     speeds = traffic.rates(args, question)
-    if question is None:
-        return _bare_tiers(args, config, trace, str(policy))
-    case = CostBenefit(trace, question, policy, speeds, args.warm_up)
-    tiers = _settings_to_compare(args, config, case)
-    steps = dict(zip((tier.tokens for tier in tiers), case.rate_per_gb(tiers), strict=True))
+    case = CostBenefit(trace, curve, question, policy, speeds) if question is not None else None
+    tiers = _settings_to_compare(args, config, case) if case else ()
     by_tokens = {tier.tokens: tier for tier in tiers}
+    steps = dict(zip(by_tokens, case.rate_per_gb(tiers) if case else (), strict=True))
+    device_rate = float(curve.rate_at_tokens(args.device_tokens))
     rows = []
-    for size in sorted({*args.host_tokens, *by_tokens}):
-        row = _row(args.device_tokens, size, case.rate(size), case.device_rate)
+    for size in sorted({*args.host_tokens, *by_tokens} if case else _tokens_to_compare(args, config)):
+        rate = float(tier_rates(curve, args.device_tokens, size, policy))
+        row = {
+            "host_tokens": size,
+            "ratio": size / args.device_tokens,
+            "hit_rate": rate,
+            "host_hit_rate": rate - device_rate,
+        }
         if size in by_tokens:
             row |= {key: value for key, value in asdict(by_tokens[size]).items() if key not in ("tokens", "ratio")}
             row["hit_rate_per_extra_host_gb"] = steps[size]
-        if speeds is not None:
-            hits = replay_blocks(trace, args.device_tokens, size, policy)
-            row |= asdict(savings(hits, speeds, trace.duration_s))
-        rows.append(row)
-    knee = case.knee(tiers)
+        saved = case.savings(size) if case else None
+        rows.append(row | (asdict(saved) if saved else {}))
+    knee = case.knee(tiers) if case else None
     return {
         "device_tokens": args.device_tokens,
         "write_policy": str(policy),
-        "device_hit_rate": case.device_rate,
+        "device_hit_rate": device_rate,
         "sizes": rows,
-        "largest_safe": asdict(case.safe) if case.safe else None,
+        "largest_safe": asdict(case.safe) if case and case.safe else None,
         "knee": knee.label if knee else None,
         "rates": asdict(speeds) if speeds else None,
     }
 
 
-def _row(device_tokens: int, host_tokens: int, rate: float, device_rate: float) -> dict[str, Any]:
-    return {
-        "host_tokens": host_tokens,
-        "ratio": host_tokens / device_tokens,
-        "hit_rate": rate,
-        "host_hit_rate": rate - device_rate,
-    }
-
-
-def _bare_tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace, policy: str) -> dict[str, Any]:
-    """The same without a model: tokens only."""
+def _tokens_to_compare(args: argparse.Namespace, config: LaunchConfig) -> set[int]:
+    """Host sizes in tokens where no model says what a flag's bytes hold."""
     if args.sizes_gb or config.hicache_size:
         name = "--sizes-gb" if args.sizes_gb else "--hicache-size"
         raise UsageError(f"{name} needs --model: without it no tokens are known for the bytes")
-    write = WritePolicy.parse(policy)
-    curve = hit_curve(trace, count="tokens", count_from=int(trace.requests * args.warm_up))
-    device = float(curve.rate_at_tokens(args.device_tokens))
     ratios = (*args.ratios, *((config.hicache_ratio,) if config.hicache_ratio else ()))
     tokens = {*args.host_tokens, *(int(args.device_tokens * ratio) for ratio in ratios)}
-    rows = []
-    for size in sorted(tokens) or [int(args.device_tokens * ratio) for ratio in _RATIOS]:
-        capacity = write.effective_capacity(args.device_tokens // curve.block_tokens, size // curve.block_tokens)
-        rows.append(_row(args.device_tokens, size, float(curve.rate_at(capacity)), device))
-    return {
-        "device_tokens": args.device_tokens,
-        "write_policy": policy,
-        "device_hit_rate": device,
-        "sizes": rows,
-        "largest_safe": None,
-        "knee": None,
-        "rates": None,
-    }
+    return tokens or {int(args.device_tokens * ratio) for ratio in _RATIOS}
 
 
 def _settings_to_compare(args: argparse.Namespace, config: LaunchConfig, case: CostBenefit) -> tuple[HostTier, ...]:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hicache_lab.base.errors import UsageError
 from hicache_lab.forensics.prefill_rate import prefill_rate_of
 from hicache_lab.preflight import Question, ask
-from hicache_lab.sglang.launch import LaunchConfig, parse_launch, refusals
+from hicache_lab.preflight.ask import HOST_FACTS
+from hicache_lab.sglang.launch import LaunchConfig, launch_from_flags, refusals
 from hicache_lab.sglang.launch.flags import known_flags
-from hicache_lab.sglang.releases import rules_for
+from hicache_lab.sglang.releases import NEWEST, rules_for
 from hicache_lab.traffic.cachesim import Rates, WritePolicy
 from hicache_lab.traffic.cost_benefit import rates_for
 from hicache_lab.traffic.traces import FORMATS, GENERATORS, Trace, Workload, load_tokenizer
 
-NEWEST = "0.5.23"
 _SHORT_FORMS = ("--tp", "--pp", "--dp", "--ep", "--dcp")
 
 
@@ -161,8 +160,7 @@ def workload_of(args: argparse.Namespace) -> Workload:
 
 def launch_of(args: argparse.Namespace) -> LaunchConfig:
     """SGLang's own flags as the release takes them; what it refuses is refused here."""
-    line = ["python", "-m", "sglang.launch_server", "--model-path", args.model or "unnamed", *(args.server_flags or [])]
-    config = parse_launch(line)
+    config = launch_from_flags(args.server_flags or (), model=args.model or "unnamed")
     for refused in refusals(config, args.sglang_version):
         raise UsageError(refused.message)
     if config.disable_radix_cache:
@@ -182,8 +180,9 @@ def cautions(config: LaunchConfig) -> list[str]:
     ]
 
 
-def question_of(args: argparse.Namespace, config: LaunchConfig, **facts: Any) -> Question | None:
-    """The launch to size, or None without a model."""
+def question_of(args: argparse.Namespace, config: LaunchConfig) -> Question | None:
+    """The launch to size with every fact that the command was told of its host, or None without a model."""
+    facts = {name: getattr(args, name, None) for name in (*HOST_FACTS, "overhead")}
     if not args.model:
         stated = [name for name, value in facts.items() if value is not None]
         if stated:
@@ -191,9 +190,8 @@ def question_of(args: argparse.Namespace, config: LaunchConfig, **facts: Any) ->
         return None
     if not args.device_tokens:
         raise UsageError("--device-tokens: give max_total_num_tokens as the server logs it; --model needs it for sizes")
-    given = {name: value for name, value in facts.items() if value is not None}
-    sized = replace(config, enable_hierarchical_cache=True, source=None)
-    return ask(args.model, args.sglang_version, config=sized, device_tokens=args.device_tokens, **given)
+    facts |= {"device_tokens": args.device_tokens, "enable_hierarchical_cache": True}
+    return ask(args.model, args.sglang_version, config=config, **facts)
 
 
 def policy_of(args: argparse.Namespace, config: LaunchConfig) -> WritePolicy:

@@ -12,8 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hicache_lab.base.errors import UnknownFact
 from hicache_lab.base.resources import data_dir
 from hicache_lab.base.units import GB, gb
@@ -26,12 +24,13 @@ from hicache_lab.traffic.cachesim import (
     ReplaySettings,
     Savings,
     WritePolicy,
+    cache_rules_for,
     growth,
     hit_curve,
     replay,
     replay_blocks,
-    rules_for,
     savings,
+    tier_rates,
 )
 from hicache_lab.traffic.traces import Trace, Workload, generate
 
@@ -65,22 +64,17 @@ class CostBenefit:
 
     Attributes:
         trace: the traffic.
+        curve: its hit rate in tokens at every size; everything below is looked up in it.
         question: the launch with its device pool and, better, its host; ratio and size are what is varied.
         policy: the write policy.
         rates: the server's speed, or None.
-        warm_up: share of the requests that only warm the cache and count for no hit rate.
     """
 
     trace: Trace
+    curve: HitCurve
     question: Question
     policy: WritePolicy = WritePolicy.WRITE_THROUGH
     rates: Rates | None = None
-    warm_up: float = 0.0
-
-    @cached_property
-    def curve(self) -> HitCurve:
-        """Hit rate in tokens at every size: computed once, everything below is looked up in it."""
-        return hit_curve(self.trace, count="tokens", count_from=int(self.trace.requests * self.warm_up))
 
     @property
     def device_tokens(self) -> int:
@@ -103,18 +97,9 @@ class CostBenefit:
         small, large = host_tier(self.question, ratio=2.0), host_tier(self.question, ratio=4.0)
         return (large.host_bytes - small.host_bytes) / (large.tokens - small.tokens)
 
-    def rate(self, host_tokens: int, policy: WritePolicy | None = None) -> float:
+    def rate(self, host_tokens: int) -> float:
         """Hit rate of both tiers."""
-        block = self.curve.block_tokens
-        capacity = (policy or self.policy).effective_capacity(self.device_tokens // block, host_tokens // block)
-        return float(self.curve.rate_at(capacity))
-
-    def rates_over(self, host_tokens: Sequence[int], policy: WritePolicy) -> list[float]:
-        """Hit rates over many host sizes, as shares."""
-        block = self.curve.block_tokens
-        capacity = policy.effective_capacity(self.device_tokens // block, np.asarray(host_tokens) // block)
-        rates: list[float] = self.curve.rate_at(capacity).tolist()
-        return rates
+        return float(tier_rates(self.curve, self.device_tokens, host_tokens, self.policy))
 
     def savings(self, host_tokens: int) -> Savings | None:
         """Saved work and time at one size; None without rates."""
@@ -239,7 +224,7 @@ class CostBenefit:
 def _unread(release: str) -> str:
     """Words in the place of a replay, for a release whose cache rules have not been read; "" where they have."""
     try:
-        rules_for(release)
+        cache_rules_for(release)
     except UnknownFact:
         return f"not replayed: the rules of {release} have not been read"
     return ""
@@ -251,7 +236,8 @@ def shape_rows(
     """The same pools behind other kinds of traffic: what the answer depends on."""
     rows: list[Row] = []
     for name in names:
-        case = CostBenefit(generate(name, **SHAPES[name]), question, policy)
+        trace = generate(name, **SHAPES[name])
+        case = CostBenefit(trace, hit_curve(trace, count="tokens"), question, policy)
         rows.append(
             {
                 "traffic": name,
@@ -271,7 +257,8 @@ def seed_rows(
     """The same description with other seeds: how much of a result is chance."""
     rows: list[Row] = []
     for seed in range(seeds):
-        case = CostBenefit(generate(name, seed=seed), question, policy)
+        trace = generate(name, seed=seed)
+        case = CostBenefit(trace, hit_curve(trace, count="tokens"), question, policy)
         rows.append(
             {
                 "seed": seed,
@@ -299,11 +286,10 @@ def rates_for(
     return Rates(prefill_tokens_per_s, load_back_gb_per_s * GB, per_token, basis)
 
 
-def traffic_row(trace: Trace) -> Row:
-    """What a trace holds, in words a reader of a table understands."""
+def traffic_row(trace: Trace, curve: HitCurve) -> Row:
+    """What a trace holds, in words a reader of a table understands; ``curve`` is the trace's, in tokens."""
     tokens = trace.total_input_tokens
     duration = trace.duration_s
-    curve = hit_curve(trace, count="tokens")
     return {
         "origin": trace.origin,
         "requests": f"{trace.requests:,}",

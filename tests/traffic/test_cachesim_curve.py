@@ -13,7 +13,7 @@ from hicache_lab.traffic.cachesim import (
     hits_by_request,
     replay_blocks,
     sampled_curve,
-    surface,
+    tier_rates,
 )
 from hicache_lab.traffic.traces import Trace, generate, read_trace
 
@@ -156,18 +156,19 @@ def test_tokens_count_a_partial_block_as_its_tokens() -> None:
     assert curve.hits_at(1) == 512
 
 
-def test_the_surface_is_the_curve() -> None:
+def test_two_tiers_are_the_curve() -> None:
     trace = generate("multi_turn", sessions=80, seed=1)
     curve = hit_curve(trace, count="tokens")
     device, host = np.array([5_000, 50_000]), np.array([0, 40_000, 400_000])
-    through = surface(curve, device, host, WritePolicy.WRITE_THROUGH)
-    back = surface(curve, device, host, WritePolicy.WRITE_BACK)
-    assert through.total_rate.shape == (2, 3)
-    assert through.total_rate[1, 1] == through.device_rate[1], "a host tier below the device tier adds nothing"
-    assert (back.total_rate >= through.total_rate).all()
-    assert (through.host_rate >= 0).all()
+    through = tier_rates(curve, device[:, None], host, WritePolicy.WRITE_THROUGH)
+    back = tier_rates(curve, device[:, None], host, WritePolicy.WRITE_BACK)
+    alone = curve.rate_at_tokens(device)
+    assert through.shape == (2, 3)
+    assert through[1, 1] == alone[1], "a host tier below the device tier adds nothing"
+    assert (back >= through).all()
+    assert (through >= alone[:, None]).all()
     blocks = replay_blocks(trace, 50_000, 400_000, WritePolicy.WRITE_THROUGH)
-    assert blocks.total_rate == pytest.approx(through.total_rate[1, 2], abs=1e-9)
+    assert blocks.total_rate == pytest.approx(through[1, 2], abs=1e-9)
 
 
 def test_the_smallest_size_for_a_rate() -> None:

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from naive_hicache import NaiveHiCache
 
 from hicache_lab.base.errors import InputError, UnknownFact, UsageError
-from hicache_lab.traffic.cachesim import EvictionPolicy, ReplaySettings, WritePolicy, replay, replay_blocks, rules_for
+from hicache_lab.traffic.cachesim import (
+    EvictionPolicy,
+    ReplaySettings,
+    WritePolicy,
+    cache_rules_for,
+    replay,
+    replay_blocks,
+)
 from hicache_lab.traffic.cachesim.rules import ERAS
 from hicache_lab.traffic.traces import Trace, generate
 
@@ -43,7 +50,7 @@ def test_equal_to_a_naive_cache_request_by_request(
     seed: int, release: str, write: WritePolicy, evict: str, page: int, device: int, host: int
 ) -> None:
     requests = random_requests(seed, 40)
-    rules, _ = rules_for(release)
+    rules, _ = cache_rules_for(release)
     naive = NaiveHiCache(rules, device=device, host=host, page=page, write=write, evict=evict)
     expected = [naive.serve(prompt, output) for prompt, output in requests]
     trace = Trace.from_tokens(requests, block_tokens=page)
@@ -84,7 +91,7 @@ def test_no_slot_is_lost_or_used_twice(
     setting = ReplaySettings(
         400, 700, page_size=page, write_policy=write, release=release, concurrency=clients, chunked_prefill_tokens=chunk
     )
-    run = Scheduler(trace, setting, rules_for(release)[0])
+    run = Scheduler(trace, setting, cache_rules_for(release)[0])
     run.all()
     tree = run.tree
     nodes, todo = [], [tree.root]
@@ -200,7 +207,7 @@ def test_settings_are_checked_against_the_release() -> None:
         replay(trace, ReplaySettings(0, 0))
     with pytest.raises(InputError, match="lengths only"):
         replay(Trace.lengths_only([5], [1], origin="azure.csv"), ReplaySettings(1000, 0))
-    assert "newer than the newest release read" in str(rules_for("0.6.0")[1])
+    assert "newer than the newest release read" in str(cache_rules_for("0.6.0")[1])
 
 
 def test_tlru_drops_the_safe_tail_of_a_conversation_first() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from naive_hicache import NaiveHiCache, Part
 from test_cachesim_replay import RELEASES, random_requests
 
-from hicache_lab.traffic.cachesim import EvictionPolicy, ReplaySettings, WritePolicy, replay, rules_for
+from hicache_lab.traffic.cachesim import EvictionPolicy, ReplaySettings, WritePolicy, cache_rules_for, replay
 from hicache_lab.traffic.traces import Trace
 
 
@@ -166,7 +166,7 @@ def test_equal_to_a_naive_server_step_by_step(seed: int) -> None:
         chunked_prefill_tokens=rng.choice([8, 16, 40, 64, 4096]),
     )
     naive = NaiveServer(
-        rules_for(setting.release)[0],
+        cache_rules_for(setting.release)[0],
         device=setting.device_tokens,
         host=setting.host_tokens,
         page=page,

@@ -8,9 +8,9 @@ from hicache_lab.base.units import GB
 from hicache_lab.preflight import Question, ask
 from hicache_lab.preflight.host_tiers import host_tier, host_tiers, largest_safe
 from hicache_lab.traffic import cost_benefit
-from hicache_lab.traffic.cachesim import WritePolicy, hit_curve, replay_blocks
+from hicache_lab.traffic.cachesim import Rates, WritePolicy, hit_curve, replay_blocks
 from hicache_lab.traffic.cost_benefit import CostBenefit
-from hicache_lab.traffic.traces import generate
+from hicache_lab.traffic.traces import Trace, generate
 from hicache_lab.views.figures import apply_cost_benefit, cost_benefit_data, cost_benefit_figure, curve_figure
 from hicache_lab.views.widgets import CostBenefitExplorer
 
@@ -23,11 +23,13 @@ def question() -> Question:
     )
 
 
+def behind(trace: Trace, question: Question, rates: Rates | None = None) -> CostBenefit:
+    return CostBenefit(trace, hit_curve(trace, count="tokens"), question, rates=rates)
+
+
 @pytest.fixture(scope="module")
 def case(question: Question) -> CostBenefit:
-    return CostBenefit(
-        generate("multi_turn", sessions=300), question, rates=cost_benefit.rates_for(question, 20_000, 20)
-    )
+    return behind(generate("multi_turn", sessions=300), question, cost_benefit.rates_for(question, 20_000, 20))
 
 
 def test_a_tier_says_the_same_in_every_unit(question: Question) -> None:
@@ -101,12 +103,12 @@ def test_half_the_gain_is_a_size_that_gives_half_the_gain(case: CostBenefit) -> 
 
 
 def test_the_conclusion_names_a_smaller_setting_that_does_the_same(question: Question) -> None:
-    scan = CostBenefit(generate("cyclic_scan", items=50, item_tokens=4096), question)  # 204,800 tokens
+    scan = behind(generate("cyclic_scan", items=50, item_tokens=4096), question)  # 204,800 tokens
     tiers = scan.tiers([1, 2, 4, 5])
     text = cost_benefit.conclusion(scan, tiers[-1], tiers)
     assert "--hicache-ratio 2** does the same with" in text and "100 % of the 75.0" in text
     assert "The knee of the settings compared is --hicache-ratio 2." in text
-    small = CostBenefit(generate("cyclic_scan", items=2), question)
+    small = behind(generate("cyclic_scan", items=2), question)
     text = cost_benefit.conclusion(small, tiers[-1], tiers)
     assert "the device pool alone already has" in text and "all do the same" in text and "Half" not in text
     assert ("knee", f"none up to {tiers[-1].label}", "") in cost_benefit.figures_of(small, tiers[-1], tiers)
@@ -164,7 +166,7 @@ def test_the_conclusion_has_numbers(case: CostBenefit) -> None:
 def test_a_shipped_trace_is_found_by_name() -> None:
     trace = cost_benefit.load_workload("mooncake_synthetic")
     assert trace.requests == 3993
-    assert cost_benefit.traffic_row(trace)["minutes"] == "17"
+    assert cost_benefit.traffic_row(trace, hit_curve(trace, count="tokens"))["minutes"] == "17"
     assert cost_benefit.load_workload("cyclic_scan", items=3).requests == 12
     with pytest.raises(UsageError, match="no such trace file"):
         cost_benefit.load_workload("mooncake_nothing")
@@ -193,7 +195,9 @@ def test_sliders_look_up_and_redraw_in_place(case: CostBenefit) -> None:
     assert explorer.figure is figure and explorer.tier is not None
     assert figure.data[6].y[0] == pytest.approx(100 * case.rate(explorer.tier.tokens))
     explorer.controls["policy"].value = "write_back"
-    assert figure.data[6].y[0] == pytest.approx(100 * case.rate(explorer.tier.tokens, WritePolicy.WRITE_BACK))
+    assert figure.data[6].y[0] == pytest.approx(
+        100 * replace(case, policy=WritePolicy.WRITE_BACK).rate(explorer.tier.tokens)
+    )
     explorer.controls["device"].value = 300_000
     expected = 100 * float(hit_curve(case.trace, count="tokens").rate_at_tokens(300_000))
     assert figure.data[2].y[0] == pytest.approx(expected)

@@ -10,7 +10,7 @@ import pytest
 from hicache_lab.base.resources import data_dir
 from hicache_lab.preflight import ask
 from hicache_lab.preflight.host_tiers import host_tier
-from hicache_lab.traffic.cachesim import ReplaySettings, WritePolicy, hit_curve, replay, surface
+from hicache_lab.traffic.cachesim import ReplaySettings, WritePolicy, hit_curve, replay, tier_rates
 from hicache_lab.traffic.traces import Trace, generate, read_trace
 
 
@@ -61,9 +61,11 @@ def test_half_a_host_tier_buys_nothing_under_write_through() -> None:
     trace = read_trace(data_dir() / "traces" / "mooncake_conversation.jsonl.zst")
     pages = 6_000
     device = pages * trace.block_tokens
-    cut = surface(hit_curve(trace), device, [device // 2, 2 * device], WritePolicy.WRITE_THROUGH)
-    assert cut.host_rate[0, 0] == 0
-    assert cut.host_rate[0, 1] > 0.05
+    curve = hit_curve(trace)
+    both = tier_rates(curve, device, [device // 2, 2 * device], WritePolicy.WRITE_THROUGH)
+    added = both - curve.rate_at_tokens(device)
+    assert added[0] == 0
+    assert added[1] > 0.05
     half = replay(trace.head(4000), ReplaySettings(device // 8, device // 16, page_size=64))
     alone = replay(trace.head(4000), ReplaySettings(device // 8, 0, page_size=64))
     assert half.total_rate - alone.total_rate < 0.003

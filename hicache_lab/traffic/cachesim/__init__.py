@@ -1,10 +1,10 @@
-"""Trace-driven simulation: all sizes at once (``hit_curve``), both tiers (``surface``), SGLang rules (``replay``)."""
+"""Trace-driven simulation: every size at once (``hit_curve``), two tiers (``tier_rates``), HiCache (``replay``)."""
 
 from hicache_lab.traffic.cachesim.curve import HitCurve, hit_curve, hits_by_request
 from hicache_lab.traffic.cachesim.many import curves, replays
 from hicache_lab.traffic.cachesim.nodes import EvictionPolicy
 from hicache_lab.traffic.cachesim.replay import ReplayResult, replay
-from hicache_lab.traffic.cachesim.rules import ReplayRules, rules_for
+from hicache_lab.traffic.cachesim.rules import ReplayRules, cache_rules_for
 from hicache_lab.traffic.cachesim.sampled import SampledCurve, sampled_curve
 from hicache_lab.traffic.cachesim.savings import (
     Growth,
@@ -15,7 +15,7 @@ from hicache_lab.traffic.cachesim.savings import (
     savings,
 )
 from hicache_lab.traffic.cachesim.settings import ReplaySettings
-from hicache_lab.traffic.cachesim.tiers import Surface, TierHits, WritePolicy, replay_blocks, surface
+from hicache_lab.traffic.cachesim.tiers import TierHits, WritePolicy, replay_blocks, tier_rates
 
 __all__ = [
     "EvictionPolicy",
@@ -27,9 +27,9 @@ __all__ = [
     "ReplaySettings",
     "SampledCurve",
     "Savings",
-    "Surface",
     "TierHits",
     "WritePolicy",
+    "cache_rules_for",
     "concurrent_requests",
     "curves",
     "growth",
@@ -38,8 +38,7 @@ __all__ = [
     "replay",
     "replay_blocks",
     "replays",
-    "rules_for",
     "sampled_curve",
     "savings",
-    "surface",
+    "tier_rates",
 ]

@@ -51,11 +51,6 @@ class HitCurve:
         return len(self.hits) - 1
 
     @property
-    def cold(self) -> int:
-        """What no cache of any size has: looked up for the first time ever (in the unit of ``hits``)."""
-        return self.references - int(self.hits[-1])
-
-    @property
     def ceiling(self) -> float:
         """The hit rate of an unlimited cache."""
         return float(self.hits[-1] / self.references) if self.references else 0.0

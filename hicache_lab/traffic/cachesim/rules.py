@@ -1,8 +1,9 @@
 """How each release's HiCache inserts, copies and evicts: one row an era, read from the release's own source.
 
 Rows were read in the wheels of 0.5.3, 0.5.6, 0.5.8 and every release from 0.5.10 to 0.5.23; nothing is known about
-older ones. ``mem_cache/hiradix_cache.py`` holds the rules up to 0.5.18, ``mem_cache/unified_radix_cache.py`` and
-``mem_cache/unified_cache/unified_tree_core.py`` from 0.5.19 (the tree of a plain model: one full-attention pool).
+older ones, and a release becomes ``releases.NEWEST`` only once its cache rules have been read. The rules are in
+``mem_cache/hiradix_cache.py`` up to 0.5.18, from 0.5.19 in ``mem_cache/unified_radix_cache.py`` and
+``mem_cache/unified_cache/unified_tree_core.py`` (the tree of a plain model: one full-attention pool).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hicache_lab.base.errors import UnknownFact
-from hicache_lab.sglang.releases import parse_version
+from hicache_lab.sglang.releases import NEWEST, parse_version
 
 # choices of --radix-eviction-policy by release; before 0.5.3 the flag does not exist and the policy is lru
 _POLICIES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -91,10 +92,9 @@ _ONCE = replace(_RECLAIM, since="0.5.22", counts_once=True)
 ERAS: tuple[ReplayRules, ...] = (
     _OLDEST_READ, _CONTIGUOUS, _DROPS, _SHORTFALL, _UNIFIED, _SPLIT, _RECLAIM, _ONCE,
 )  # fmt: skip
-NEWEST_READ = "0.5.23"
 
 
-def rules_for(release: str) -> tuple[ReplayRules, str | None]:
+def cache_rules_for(release: str) -> tuple[ReplayRules, str | None]:
     """The rules of a release, and a warning when they are another release's.
 
     Raises:
@@ -110,6 +110,6 @@ def rules_for(release: str) -> tuple[ReplayRules, str | None]:
     era = [row for row in ERAS if parse_version(row.since) <= wanted][-1]
     choices = [names for since, names in _POLICIES if parse_version(since) <= wanted][-1]
     warning = None
-    if wanted > parse_version(NEWEST_READ):
-        warning = f"sglang {release} is newer than the newest release read ({NEWEST_READ}); its rules are assumed"
+    if wanted > parse_version(NEWEST):
+        warning = f"sglang {release} is newer than the newest release read ({NEWEST}); its rules are assumed"
     return replace(era, policies=choices), warning

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import GB
 from hicache_lab.traffic.cachesim.curve import HitCurve
-from hicache_lab.traffic.cachesim.tiers import TierHits, WritePolicy
+from hicache_lab.traffic.cachesim.tiers import TierHits, WritePolicy, tier_rates
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -138,8 +138,7 @@ def growth(
     tokens, cost = np.asarray(host_tokens, np.int64), np.asarray(host_bytes, np.int64)
     if tokens.size < 2 or (np.diff(tokens) <= 0).any() or (np.diff(cost) <= 0).any():
         raise UsageError("host sizes: expected at least two, ascending")
-    blocks = curve.block_tokens
-    rate = curve.rate_at(policy.effective_capacity(device_tokens // blocks, tokens // blocks))
+    rate = tier_rates(curve, device_tokens, tokens, policy)
     gain = (rate - rate[0]) / max(rate[-1] - rate[0], 1e-12)
     lead = gain - (cost - cost[0]) / (cost[-1] - cost[0])
     return Growth(tokens, cost, rate, int(np.argmax(lead)) if lead.max() > _NO_KNEE else None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hicache_lab.base.errors import UsageError
+from hicache_lab.sglang.releases import NEWEST
 from hicache_lab.traffic.cachesim.nodes import EvictionPolicy
-from hicache_lab.traffic.cachesim.rules import ReplayRules, rules_for
+from hicache_lab.traffic.cachesim.rules import ReplayRules, cache_rules_for
 from hicache_lab.traffic.cachesim.tiers import WritePolicy
 
 
@@ -34,7 +35,7 @@ class ReplaySettings:
     page_size: int = 1
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     eviction: EvictionPolicy = field(default_factory=EvictionPolicy)
-    release: str = "0.5.23"
+    release: str = NEWEST
     concurrency: int = 1
     turnaround_steps: int = 2
     chunked_prefill_tokens: int = 8192
@@ -45,7 +46,7 @@ class ReplaySettings:
         Raises:
             UsageError: a value that the release does not take.
         """
-        rules, warning = rules_for(self.release)
+        rules, warning = cache_rules_for(self.release)
         for flag, value, least in (
             ("--device-tokens", self.device_tokens, 1),
             ("--host-tokens", self.host_tokens, 0),

@@ -8,7 +8,7 @@
   (0.5.21 and later), the tiers are exclusive: total = curve(D + H). Older releases keep the duplicate after a load
   back and lie between the two cuts.
 
-So one pass gives every point of a (device size × host size) surface.
+So one pass gives every pair of a device and a host size (``tier_rates``).
 """
 
 from __future__ import annotations
@@ -50,42 +50,13 @@ class WritePolicy(StrEnum):
         return np.maximum(device_size, host_size)
 
 
-@dataclass(frozen=True)
-class Surface:
-    """Hit rates over a grid of device and host sizes.
-
-    Attributes:
-        device_tokens: device sizes, shape (d,).
-        host_tokens: host sizes, shape (h,).
-        device_rate: hit rate of the device tier, shape (d,).
-        total_rate: hit rate of both tiers, shape (d, h).
-        policy: the write policy.
-    """
-
-    device_tokens: Ints
-    host_tokens: Ints
-    device_rate: Floats
-    total_rate: Floats
-    policy: WritePolicy
-
-    @property
-    def host_rate(self) -> Floats:
-        """What the host tier adds, shape (d, h)."""
-        return self.total_rate - self.device_rate[:, None]
-
-
-def surface(curve: HitCurve, device_tokens: npt.ArrayLike, host_tokens: npt.ArrayLike, policy: WritePolicy) -> Surface:
-    """Cut a curve into a device × host surface; no simulation, only look-ups."""
-    device = np.atleast_1d(np.asarray(device_tokens, np.int64))
-    host = np.atleast_1d(np.asarray(host_tokens, np.int64))
+def tier_rates(
+    curve: HitCurve, device_tokens: npt.ArrayLike, host_tokens: npt.ArrayLike, policy: WritePolicy
+) -> Floats:
+    """Hit rates of both tiers together, looked up in one curve; device and host sizes broadcast."""
+    device, host = np.asarray(device_tokens, np.int64), np.asarray(host_tokens, np.int64)
     blocks = curve.block_tokens
-    return Surface(
-        device_tokens=device,
-        host_tokens=host,
-        device_rate=curve.rate_at(device // blocks),
-        total_rate=curve.rate_at(policy.effective_capacity(device[:, None] // blocks, host[None, :] // blocks)),
-        policy=policy,
-    )
+    return curve.rate_at(policy.effective_capacity(device // blocks, host // blocks))
 
 
 @dataclass(frozen=True)

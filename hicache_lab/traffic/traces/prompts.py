@@ -21,6 +21,7 @@ from hicache_lab.traffic.traces.times import arrivals, seconds
 from hicache_lab.traffic.traces.trace import Trace
 
 CHARS_PER_TOKEN = 4
+_PAGE_TOKENS = 64
 _TOKEN_KEYS = ("input_ids", "prompt_token_ids", "token_ids")
 _OUTPUT_KEYS = ("output", "completion", "response", "output_ids", "output_token_ids")
 _TIME_KEYS = ("timestamp", "arrival_time", "time")
@@ -82,7 +83,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def read_prompts(
     path: Path,
     *,
-    block_tokens: int = 64,
+    block_tokens: int | None = None,
     tokenizer: Tokenizer | None = None,
     sessions_at_once: int = 8,
     skip_bad: bool = False,
@@ -95,7 +96,7 @@ def read_prompts(
 
     Args:
         path: JSONL or one JSON array; plain, gzip or zstandard.
-        block_tokens: the page size the prompts are cut into.
+        block_tokens: the page size the prompts are cut into; None: 64.
         tokenizer: text → token ids; None: characters stand in (an estimate).
         sessions_at_once: how many conversations run side by side.
         skip_bad: count bad records instead of stopping at the first.
@@ -120,12 +121,13 @@ def tokenized(
     requests: Sequence[Request],
     path: Path,
     *,
-    block_tokens: int,
+    block_tokens: int | None,
     tokenizer: Tokenizer | None,
     skips: Skips,
     notes: Sequence[str],
 ) -> Trace:
     """Turn requests into a trace."""
+    block_tokens = block_tokens or _PAGE_TOKENS
     if not requests:
         left_out = f" ({sum(skips.counts.values())} records left out)" if skips.counts else ""
         raise InputError(f"{path}: holds no request with a prompt{left_out}")

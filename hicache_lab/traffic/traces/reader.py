@@ -5,12 +5,11 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.traffic.traces import files
@@ -25,15 +24,49 @@ from hicache_lab.traffic.traces.prompts import PROMPT_KEYS, Tokenizer, read_prom
 from hicache_lab.traffic.traces.request_logs import FINISHED, read_request_log
 from hicache_lab.traffic.traces.trace import Trace
 
+
+@dataclass(frozen=True)
+class TraceFormat:
+    """A kind of file.
+
+    Attributes:
+        what: for a list of the formats.
+        read: its reader.
+        takes: the options of ``read_trace`` that the reader knows.
+        streamed: ``sampled_curve`` reads it piece by piece, so a file may be larger than the memory.
+    """
+
+    what: str
+    read: Callable[..., Trace]
+    takes: tuple[str, ...]
+    streamed: bool = False
+
+
 FORMATS = {
-    "mooncake": "JSONL with hash_ids (Mooncake, Qwen-Bailian, kvcache-simulator)",
-    "prompts": "JSONL or JSON with prompt, messages, conversations or token ids",
-    "sglang-log": "an SGLang log with --log-requests --log-requests-level 3",
-    "lengths-csv": "CSV with prompt and output lengths (Azure, BurstGPT): no prefix information",
-    "bench-serving": "bench_serving's result file with --output-details: no prefix information",
+    "mooncake": TraceFormat(
+        "JSONL with hash_ids (Mooncake, Qwen-Bailian, kvcache-simulator)",
+        read_hashed,
+        ("block_tokens", "skip_bad"),
+        streamed=True,
+    ),
+    "prompts": TraceFormat(
+        "JSONL or JSON with prompt, messages, conversations or token ids",
+        read_prompts,
+        ("block_tokens", "tokenizer", "sessions_at_once", "skip_bad"),
+    ),
+    "sglang-log": TraceFormat(
+        "an SGLang log with --log-requests --log-requests-level 3",
+        read_request_log,
+        ("block_tokens", "tokenizer", "skip_bad"),
+    ),
+    "lengths-csv": TraceFormat(
+        "CSV with prompt and output lengths (Azure, BurstGPT): no prefix information", read_lengths_csv, ("skip_bad",)
+    ),
+    "bench-serving": TraceFormat(
+        "bench_serving's result file with --output-details: no prefix information", read_bench_serving, ("skip_bad",)
+    ),
 }
 _LOOKED_AT = 400
-_PAGE = 64
 
 
 def sniff(path: Path) -> str:
@@ -59,7 +92,7 @@ def sniff(path: Path) -> str:
                 return found
     if any(FINISHED in line or '"request.finished"' in line for _, line in beginning):
         return "sglang-log"
-    known = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
+    known = "; ".join(f"{name}: {kind.what}" for name, kind in FORMATS.items())
     raise InputError(f"{path}: none of the known trace formats ({known}); name it with --format if it is one")
 
 
@@ -118,30 +151,34 @@ def read_trace(
         UsageError: an unknown format name, no such file.
         InputError: the file is not what it should be; names file and line.
     """
-    with on_disk(Path(path)) as kept:
-        if kept != Path(path):
-            return _piped(Path(path), kept, format, block_tokens, tokenizer, sessions_at_once, skip_bad)
-    path = Path(path)
-    if format != "auto" and format not in FORMATS:
-        raise UsageError(f"--format: expected auto or one of {', '.join(FORMATS)}, got {format!r}")
     if block_tokens is not None and block_tokens < 1:
         raise UsageError(f"--block-tokens: expected a whole number of at least 1, got {block_tokens}")
-    kind = sniff(path) if format == "auto" else format
-    if kind == "mooncake":
-        return read_hashed(path, block_tokens=block_tokens, skip_bad=skip_bad)
-    if kind == "prompts":
-        return read_prompts(
-            path,
-            block_tokens=block_tokens or _PAGE,
-            tokenizer=tokenizer,
-            sessions_at_once=sessions_at_once,
-            skip_bad=skip_bad,
-        )
-    if kind == "sglang-log":
-        return read_request_log(path, block_tokens=block_tokens or _PAGE, tokenizer=tokenizer, skip_bad=skip_bad)
-    if kind == "lengths-csv":
-        return read_lengths_csv(path, skip_bad=skip_bad)
-    return read_bench_serving(path, skip_bad=skip_bad)
+    options = {
+        "block_tokens": block_tokens,
+        "tokenizer": tokenizer,
+        "sessions_at_once": sessions_at_once,
+        "skip_bad": skip_bad,
+    }
+    with on_disk(Path(path)) as file:
+        kind = format_of(file, format)
+        trace = kind.read(file, **{name: options[name] for name in kind.takes})
+    if file == Path(path):
+        return trace
+    name = stream_name(Path(path))
+    notes = tuple(note.replace(str(file), name) for note in trace.notes)
+    return replace(trace, origin=f"measured: {name}", notes=notes)
+
+
+def format_of(path: Path, name: str = "auto") -> TraceFormat:
+    """The format by its name, or (auto) by the file's first lines.
+
+    Raises:
+        UsageError: an unknown name.
+        InputError: none of the known formats.
+    """
+    if name != "auto" and name not in FORMATS:
+        raise UsageError(f"--format: expected auto or one of {', '.join(FORMATS)}, got {name!r}")
+    return FORMATS[sniff(path) if name == "auto" else name]
 
 
 @contextmanager
@@ -177,10 +214,3 @@ def on_disk(path: Path) -> Iterator[Path]:
 def stream_name(path: Path) -> str:
     """What a person calls it."""
     return "standard input" if str(path) == "-" else path.name
-
-
-def _piped(path: Path, kept: Path, *reading: Any) -> Trace:
-    names = ("format", "block_tokens", "tokenizer", "sessions_at_once", "skip_bad")
-    trace = read_trace(kept, **dict(zip(names, reading, strict=True)))
-    notes = tuple(note.replace(str(kept), stream_name(path)) for note in trace.notes)
-    return replace(trace, origin=f"measured: {stream_name(path)}", notes=notes)

@@ -46,7 +46,7 @@ class LoggedRequest:
 
 
 def read_request_log(
-    path: Path, *, block_tokens: int = 64, tokenizer: Tokenizer | None = None, skip_bad: bool = False
+    path: Path, *, block_tokens: int | None = None, tokenizer: Tokenizer | None = None, skip_bad: bool = False
 ) -> Trace:
     """Read finished requests; they are in the order of their end, as the log is.
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hicache_lab.base.units import gb
+from hicache_lab.base.units import GB, gb
 from hicache_lab.preflight.host_tiers import HostTier
-from hicache_lab.traffic.cachesim import WritePolicy
+from hicache_lab.traffic.cachesim import WritePolicy, tier_rates
 from hicache_lab.traffic.cost_benefit import CostBenefit
 from hicache_lab.views.figures.style import (
     BLUE,
@@ -57,23 +57,25 @@ class CostBenefitData:
     ram_gb: float | None
 
 
-def cost_benefit_data(
-    case: CostBenefit, tier: HostTier, policy: WritePolicy | None = None, most_gb: float | None = None
-) -> CostBenefitData:
+def cost_benefit_data(case: CostBenefit, tier: HostTier) -> CostBenefitData:
     """Look the curve up along the host's GB; nothing is simulated here."""
     host = case.question.host
     ram = gb(host.total_bytes) if host is not None else None
-    end = most_gb or max(1.15 * (ram or 0.0), 1.05 * gb(tier.host_bytes))
+    end = max(1.15 * (ram or 0.0), 1.05 * gb(tier.host_bytes))
     axis = np.linspace(0, end, _POINTS)
-    tokens = (axis * 1e9 / case.host_bytes_per_token).astype(np.int64).tolist()
+    tokens = (axis * GB / case.host_bytes_per_token).astype(np.int64)
+
+    def rates(policy: WritePolicy) -> tuple[float, ...]:
+        return tuple((100 * tier_rates(case.curve, case.device_tokens, tokens, policy)).tolist())
+
     return CostBenefitData(
         host_gb=tuple(axis.tolist()),
-        through=tuple(100 * rate for rate in case.rates_over(tokens, WritePolicy.WRITE_THROUGH)),
-        back=tuple(100 * rate for rate in case.rates_over(tokens, WritePolicy.WRITE_BACK)),
+        through=rates(WritePolicy.WRITE_THROUGH),
+        back=rates(WritePolicy.WRITE_BACK),
         device=100 * case.device_rate,
         ceiling=100 * case.curve.ceiling,
         point_gb=gb(tier.host_bytes),
-        point=100 * case.rate(tier.tokens, policy),
+        point=100 * case.rate(tier.tokens),
         label=tier.label,
         verdict=tier.verdict,
         safe_gb=gb(case.safe.host_bytes) if case.safe else None,

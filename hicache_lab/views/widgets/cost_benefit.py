@@ -70,9 +70,7 @@ class CostBenefitExplorer:
         device = controls["device"].value
         if device != self.case.device_tokens:
             question = replace(self.case.question, device=replace(self.case.question.device, tokens=device))
-            changed = replace(self.case, question=question)
-            changed.__dict__["curve"] = self.case.curve  # the curve does not depend on the pools
-            self.case = changed
+            self.case = replace(self.case, question=question)
         self.case = self._under(WritePolicy.parse(controls["policy"].value))
         try:
             if controls["mode"].value == "ratio":
@@ -93,7 +91,7 @@ class CostBenefitExplorer:
         if policy is self.case.policy:
             return self.case
         changed = replace(self.case, policy=policy)
-        for known in ("curve", "safe", "host_bytes_per_token"):
+        for known in ("safe", "host_bytes_per_token"):  # the write policy changes neither
             if known in self.case.__dict__:
                 changed.__dict__[known] = self.case.__dict__[known]
         return changed
