@@ -189,289 +189,235 @@ _DIRECT = "layer_first page_first page_first_direct"
 _HEAD = f"{_DIRECT} page_head"
 _SPLIT = f"{_DIRECT} page_first_kv_split"
 
-# (from this release, what changes, where it was read below sglang/srt)
-CHANGES: tuple[tuple[str, dict[str, Any], str], ...] = (
-    (
-        "0.4.4",
-        {"era": "A", "layouts": _layouts(_LAYER, "")},
-        "mem_cache/memory_pool.py MHATokenToKVPoolHost",
-    ),
-    (
+Change = tuple[str, dict[str, Any], str]
+
+
+def _change(since: str, source: str, **rules: Any) -> Change:
+    """From this release on these rules hold; ``source`` is where they were read, below sglang/srt."""
+    return since, rules, source
+
+
+CHANGES: tuple[Change, ...] = (
+    _change("0.4.4", "mem_cache/memory_pool.py MHATokenToKVPoolHost", era="A", layouts=_layouts(_LAYER, "")),
+    _change(
         "0.4.4.post2",
-        {
-            "has_ratio_flag": True,
-            "default_ratio": 2.0,
-            "mla_bytes_count_layers": False,
-            "allocation": "unpinned",
-            "layouts": _layouts(_LAYER, _LAYER),
-        },
         "mem_cache/memory_pool.py HostKVCache, MLATokenToKVPoolHost.get_size_per_token; mem_cache/hiradix_cache.py",
+        has_ratio_flag=True,
+        default_ratio=2.0,
+        mla_bytes_count_layers=False,
+        allocation="unpinned",
+        layouts=_layouts(_LAYER, _LAYER),
     ),
-    (
+    _change(
         "0.4.4.post4",
-        {"era": "B", "rounding": "down", "allocation": "torch_pinned"},
         "mem_cache/memory_pool.py HostKVCache.__init__",
+        era="B",
+        rounding="down",
+        allocation="torch_pinned",
     ),
-    (
+    _change(
         "0.4.5.post1",
-        {"mla_bytes_count_layers": True},
         "mem_cache/memory_pool.py MLATokenToKVPoolHost.get_size_per_token",
+        mla_bytes_count_layers=True,
     ),
-    (
+    _change(
         "0.4.5.post3",
-        {
-            "era": "C",
-            "has_size_flag": True,
-            "not_larger": "assert_tokens",
-            "default_write_policy": "write_through_selective",
-        },
         "mem_cache/memory_pool.py HostKVCache.__init__",
+        era="C",
+        has_size_flag=True,
+        not_larger="assert_tokens",
+        default_write_policy="write_through_selective",
     ),
-    (
-        "0.4.9",
-        {"swa_architectures": _LLAMA4, "swa_needs_hybrid_ratio": True},
-        "configs/model_config.py is_hybrid_model",
-    ),
-    (
-        "0.4.9.post3",
-        {"era": "D", "shown": "allowance"},
-        "mem_cache/memory_pool_host.py HostKVCache.__init__",
-    ),
-    (
-        "0.4.9.post6",
-        {"pp_refuses_mtp": True},
-        "model_executor/model_runner.py ModelRunner.initialize",
-    ),
-    (
+    _change("0.4.9", "configs/model_config.py is_hybrid_model", swa_architectures=_LLAMA4, swa_needs_hybrid_ratio=True),
+    _change("0.4.9.post3", "mem_cache/memory_pool_host.py HostKVCache.__init__", era="D", shown="allowance"),
+    _change("0.4.9.post6", "model_executor/model_runner.py ModelRunner.initialize", pp_refuses_mtp=True),
+    _change(
         "0.4.10.post2",
-        {"layouts": _layouts(_PAGE, _PAGE)},
         "mem_cache/memory_pool_host.py MHATokenToKVPoolHost.init_kv_buffer",
+        layouts=_layouts(_PAGE, _PAGE),
     ),
-    (
-        "0.5.2",
-        {"default_write_policy": "write_through"},
-        "server_args.py ServerArgs",
-    ),
-    (
+    _change("0.5.2", "server_args.py ServerArgs", default_write_policy="write_through"),
+    _change(
         "0.5.3",
-        {
-            "layouts": _layouts(_DIRECT, _DIRECT),
-            "resolution_steps": ("storage", "layout"),
-            "layout_warning": "Page first direct layout only support direct io backend",
-        },
         "server_args.py ServerArgs._handle_hicache",
+        layouts=_layouts(_DIRECT, _DIRECT),
+        resolution_steps=("storage", "layout"),
+        layout_warning="Page first direct layout only support direct io backend",
     ),
-    (
+    _change(
         "0.5.4.post1",
-        {"resolution_steps": ("storage", "layout", "unset_decode_backend")},
         "server_args.py ServerArgs._handle_hicache",
+        resolution_steps=("storage", "layout", "unset_decode_backend"),
     ),
-    (
-        "0.5.4.post2",
-        {"allocation": "host_register"},
-        "mem_cache/memory_pool_host.py HostKVCache.init_kv_buffer",
-    ),
-    (
-        "0.5.5.post3",
-        {"era": "E", "rounding": "up_a_page"},
-        "mem_cache/memory_pool_host.py HostKVCache.__init__",
-    ),
-    (
+    _change("0.5.4.post2", "mem_cache/memory_pool_host.py HostKVCache.init_kv_buffer", allocation="host_register"),
+    _change("0.5.5.post3", "mem_cache/memory_pool_host.py HostKVCache.__init__", era="E", rounding="up_a_page"),
+    _change(
         "0.5.6",
-        {"layouts": _layouts(_HEAD, _SPLIT), "pp_remainder": "last_stages"},
         "mem_cache/memory_pool_host.py MHATokenToKVPoolHost.init_kv_buffer; distributed/utils.py get_pp_indices",
+        layouts=_layouts(_HEAD, _SPLIT),
+        pp_remainder="last_stages",
     ),
-    (
+    _change(
         "0.5.7",
-        {"swa_architectures": _LLAMA4 | _MIMO, "swa_flat_with_hicache": _MIMO},
         "configs/model_config.py is_hybrid_model; server_args.py MiMoV2 branch",
+        swa_architectures=_LLAMA4 | _MIMO,
+        swa_flat_with_hicache=_MIMO,
     ),
-    (
+    _change(
         "0.5.8",
-        {
-            "swa_architectures": _LLAMA4 | _MIMO | _GPT_OSS,
-            "swa_needs_hybrid_ratio": False,
-            "swa_flat_with_speculation": _GPT_OSS,
-            "swa_flat_with_trtllm_mha": _GPT_OSS,
-            "resolution_steps": ("layout", "fa3_decode_backend", "storage"),
-            "layout_warning": "Kernel io backend does not support page first direct layout",
-        },
         "configs/model_config.py is_hybrid_swa_model; server_args.py _handle_hicache",
+        swa_architectures=_LLAMA4 | _MIMO | _GPT_OSS,
+        swa_needs_hybrid_ratio=False,
+        swa_flat_with_speculation=_GPT_OSS,
+        swa_flat_with_trtllm_mha=_GPT_OSS,
+        resolution_steps=("layout", "fa3_decode_backend", "storage"),
+        layout_warning="Kernel io backend does not support page first direct layout",
     ),
-    (
+    _change(
         "0.5.9",
-        {
-            "row_width_override": True,
-            "dsa_wide_rows": True,
-            "indexer": "inside_the_flag",
-            "swa_flat_with_speculation": frozenset(),
-        },
         "mem_cache/memory_pool_host.py NSATokenToKVPoolHost",
+        row_width_override=True,
+        dsa_wide_rows=True,
+        indexer="inside_the_flag",
+        swa_flat_with_speculation=frozenset(),
     ),
-    (
+    _change(
         "0.5.10",
-        {
-            "mamba_host_pool": True,
-            "swa_flat_with_trtllm_mha": frozenset(),
-            "dsa_fp8_on_blackwell": "trtllm",
-            "resolution_steps": ("layout", "storage", "fa3_decode_backend", "layout"),
-            "resolves_only_when_enabled": True,
-            "moves_page_first_to_direct": True,
-            "layout_warning": (
-                "Kernel io backend does not support page first direct layout, switching to direct io backend"
-            ),
-        },
         "mem_cache/memory_pool_host.py MambaPoolHost; server_args.py _handle_hicache",
+        mamba_host_pool=True,
+        swa_flat_with_trtllm_mha=frozenset(),
+        dsa_fp8_on_blackwell="trtllm",
+        resolution_steps=("layout", "storage", "fa3_decode_backend", "layout"),
+        resolves_only_when_enabled=True,
+        moves_page_first_to_direct=True,
+        layout_warning="Kernel io backend does not support page first direct layout, switching to direct io backend",
     ),
-    (
+    _change(
         "0.5.11",
-        {
-            "indexer": "sidecar",
-            "draft": "sidecar",
-            "dsa_wide_rows": False,
-            "swa_architectures": _LLAMA4 | _MIMO | _GPT_OSS | _GEMMA4,
-        },
         "mem_cache/memory_pool_host.py NSAIndexerPoolHost; managers/scheduler.py draft host pool; "
         "mem_cache/hybrid_cache/hybrid_pool_assembler.py build_shared_anchor_stack (no row width is handed on)",
+        indexer="sidecar",
+        draft="sidecar",
+        dsa_wide_rows=False,
+        swa_architectures=_LLAMA4 | _MIMO | _GPT_OSS | _GEMMA4,
     ),
-    (
+    _change(
         "0.5.12",
-        {
-            "swa_host_pool": True,
-            "swa_needs_unified_tree": _LLAMA4 | _GPT_OSS | _GEMMA4 | _DSV4,
-            "dsa_wide_rows": True,
-            "dsv4_host_pool": True,
-            "dsv4_c128_state": True,
-            "dsv4_full_page_more_than_device": True,
-            "swa_architectures": _LLAMA4 | _MIMO | _GPT_OSS | _GEMMA4 | _DSV4,
-        },
         "mem_cache/hybrid_cache/hybrid_pool_assembler.py; managers/scheduler.py unified radix tree",
+        swa_host_pool=True,
+        swa_needs_unified_tree=_LLAMA4 | _GPT_OSS | _GEMMA4 | _DSV4,
+        dsa_wide_rows=True,
+        dsv4_host_pool=True,
+        dsv4_c128_state=True,
+        dsv4_full_page_more_than_device=True,
+        swa_architectures=_LLAMA4 | _MIMO | _GPT_OSS | _GEMMA4 | _DSV4,
     ),
-    (
+    _change(
         "0.5.13",
-        {
-            "allocation": "mmap_register",
-            "indexer_label": "DSA",
-            "dsv4_log_layout": True,
-            "dsv4_c128_state": False,
-            "swa_needs_unified_tree": frozenset(),
-        },
         "mem_cache/memory_pool_host.py alloc_with_host_register; mem_cache/registry.py default_radix_cache_factory; "
         "mem_cache/hybrid_cache/hybrid_pool_assembler.py build_deepseek_v4_hicache_stack",
+        allocation="mmap_register",
+        indexer_label="DSA",
+        dsv4_log_layout=True,
+        dsv4_c128_state=False,
+        swa_needs_unified_tree=frozenset(),
     ),
-    (
+    _change(
         "0.5.14",
-        {
-            "v_head_dim": "separate_class",
-            "swa_flat_with_hicache": frozenset(),
-            "swa_needs_unified_tree": _MIMO,
-            "mamba_layout_error": "first_value_error",
-            "default_layout": "page_first",
-            "resolution_steps": ("layout", "storage"),
-        },
         "mem_cache/memory_pool_host.py AsymmetricMHATokenToKVPoolHost, MambaPoolHost",
+        v_head_dim="separate_class",
+        swa_flat_with_hicache=frozenset(),
+        swa_needs_unified_tree=_MIMO,
+        mamba_layout_error="first_value_error",
+        default_layout="page_first",
+        resolution_steps=("layout", "storage"),
     ),
-    (
+    _change(
         "0.5.15",
-        {
-            "era": "F",
-            "pp_stages_share_tokens": True,
-            "not_larger": "warn",
-            "dsv4_full_page_more_than_device": False,
-        },
         "mem_cache/memory_pool_host.py HostKVCache.__init__, sync_fixed_hicache_size",
+        era="F",
+        pp_stages_share_tokens=True,
+        not_larger="warn",
+        dsv4_full_page_more_than_device=False,
     ),
-    (
+    _change(
         "0.5.16",
-        {"mamba_layout_error": "first_assertion", "layer_shards": True},
         "mem_cache/pool_host/mamba.py; mem_cache/pool_host/base.py _effective_host_layer_num",
+        mamba_layout_error="first_assertion",
+        layer_shards=True,
     ),
-    (
+    _change(
         "0.5.17",
-        {
-            "size_split": True,
-            "dcp_host_pool": True,
-            "pool_label_in_log": True,
-            "warning_names_pool": True,
-        },
         "mem_cache/hybrid_cache/hybrid_pool_assembler.py _split_hicache_size; mem_cache/pool_host/base.py",
+        size_split=True,
+        dcp_host_pool=True,
+        pool_label_in_log=True,
+        warning_names_pool=True,
     ),
-    (
+    _change(
         "0.5.18",
-        {
-            "draft": "packed",
-            "trtllm_mha_pages": (16, 32, 128, 64),
-            "decode_retraction_ratio": 1.0,
-            "decode_shared_ratio": 1.0,
-            "dsa_draft_like_device": True,
-            "resolves_ratio": True,
-            "dcp_speculation": frozenset({"DSPARK"}),
-        },
         "mem_cache/pool_host/mha.py, mla.py packed MTP layers; server_args.py _handle_hicache_ratio_default; "
         "mem_cache/hybrid_cache/hybrid_pool_assembler.py build_full_draft_pools; "
         "mem_cache/kv_cache_builder.py resolve_decode_retraction_backup",
+        draft="packed",
+        trtllm_mha_pages=(16, 32, 128, 64),
+        decode_retraction_ratio=1.0,
+        decode_shared_ratio=1.0,
+        dsa_draft_like_device=True,
+        resolves_ratio=True,
+        dcp_speculation=frozenset({"DSPARK"}),
     ),
-    (
+    _change(
         "0.5.19",
-        {
-            "era": "G",
-            "guard_divides_by_ranks": True,
-            "swa_needs_unified_tree": frozenset(),
-            "buffer_only_ratio": 1.2,
-            "decode_retraction_ratio": 0.2,
-            "decode_shared_ratio": 2.0,
-            "host_memory_mode": True,
-            "swa_architectures": _LLAMA4 | _MIMO | _GPT_OSS | _GEMMA4 | _DSV4 | _SWA_SINK,
-        },
         "mem_cache/pool_host/base.py host_memory_budget_bytes; arg_groups/hicache_hook.py",
+        era="G",
+        guard_divides_by_ranks=True,
+        swa_needs_unified_tree=frozenset(),
+        buffer_only_ratio=1.2,
+        decode_retraction_ratio=0.2,
+        decode_shared_ratio=2.0,
+        host_memory_mode=True,
+        swa_architectures=_LLAMA4 | _MIMO | _GPT_OSS | _GEMMA4 | _DSV4 | _SWA_SINK,
     ),
-    (
+    _change(
         "0.5.20",
-        {
-            "layer_first_stores": frozenset({"mooncake", "npu_memcache"}),
-            "layer_first_stores_named": "Mooncake/Ascend MemCache",
-            "dsv4_c128_pages": True,
-            "dsa_backend_of_role": True,
-        },
         "arg_groups/hicache_hook.py resolve_storage_layout_compatibility; _deepseek_v4_num_host_pages",
+        layer_first_stores=frozenset({"mooncake", "npu_memcache"}),
+        layer_first_stores_named="Mooncake/Ascend MemCache",
+        dsv4_c128_pages=True,
+        dsa_backend_of_role=True,
     ),
-    (
+    _change(
         "0.5.21",
-        {
-            "era": "H",
-            "guard_reads_cgroup": True,
-            "auto_size": True,
-            "decode_retraction_holds_a_request": True,
-            "default_host_memory_fraction": 0.8,
-            "host_capacity_overrides": True,
-            "pp_refuses_mtp": False,
-            "dcp_logs_logical_tokens": True,
-        },
         "mem_cache/host_memory.py; mem_cache/hicache_auto_size.py; "
         "model_executor/model_runner_components/layer_setup.py",
+        era="H",
+        guard_reads_cgroup=True,
+        auto_size=True,
+        decode_retraction_holds_a_request=True,
+        default_host_memory_fraction=0.8,
+        host_capacity_overrides=True,
+        pp_refuses_mtp=False,
+        dcp_logs_logical_tokens=True,
     ),
-    (
+    _change(
         "0.5.22",
-        {
-            "era": "I",
-            "cgroup_credits_page_cache": True,
-            "cgroup_fallback": True,
-            "v_head_dim": "counted",
-            "indexer_owners_only": True,
-            "write_back_in_buffer_only": "changed",
-        },
         "mem_cache/host_memory.py _cgroup_memory_headroom; mem_cache/pool_host/mha.py, dsa.py",
+        era="I",
+        cgroup_credits_page_cache=True,
+        cgroup_fallback=True,
+        v_head_dim="counted",
+        indexer_owners_only=True,
+        write_back_in_buffer_only="changed",
     ),
-    (
+    _change(
         "0.5.23",
-        {
-            "era": "J",
-            "draft_exact": True,
-            "resolution_steps": ("layout", "storage", "unified_memory"),
-            "mamba_log_slots": True,
-            "layouts": _layouts(f"{_HEAD} page_unified", f"{_SPLIT} page_unified"),
-        },
         "mem_cache/pool_host/base.py HostKVCache.__init__ host_token_capacity",
+        era="J",
+        draft_exact=True,
+        resolution_steps=("layout", "storage", "unified_memory"),
+        mamba_log_slots=True,
+        layouts=_layouts(f"{_HEAD} page_unified", f"{_SPLIT} page_unified"),
     ),
 )
 
