@@ -38,14 +38,7 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    adders: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
-        "install": (_install_arguments, "install a pinned release into an environment of its own"),
-        "start": (_start_arguments, "start a server and wait until it is ready"),
-        "stop": (_stop_arguments, "stop a server (TERM, then KILL, its own processes only)"),
-        "status": (_no_arguments, "list the running servers"),
-        "logs": (_logs_arguments, "print a server's log"),
-    }
-    for name, (add, line) in adders.items():
+    for name, (line, add, _) in _ACTIONS.items():
         sub = actions.add_parser(name, help=line, description=line, allow_abbrev=False)
         sub.add_argument(
             "--home",
@@ -55,11 +48,8 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
             "$XDG_CACHE_HOME/hicache_lab or ~/.cache/hicache_lab)",
         )
         sub.add_argument("--json", action="store_true", help="print the result as JSON")
-        add(sub)
-
-
-def _no_arguments(_sub: argparse.ArgumentParser) -> None:
-    """Only the common ones."""
+        if add is not None:
+            add(sub)
 
 
 def _release_argument(sub: argparse.ArgumentParser) -> None:
@@ -133,14 +123,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
         flag = args.rest[0]
         hint = f"; SGLang's own come after a double dash: server start … -- {flag} …" if args.action == "start" else ""
         raise UsageError(f"{flag}: not a flag of server {args.action}{hint}")
-    actions: dict[str, Callable[[argparse.Namespace], int]] = {
-        "install": _install,
-        "start": _start,
-        "stop": _stop,
-        "status": _status,
-        "logs": _logs,
-    }
-    return actions[args.action](args)
+    return _ACTIONS[args.action][2](args)
 
 
 def _install(args: argparse.Namespace) -> int:
@@ -240,6 +223,17 @@ def _logs(args: argparse.Namespace) -> int:
 def _as_json(server: cpu_server.Server) -> dict[str, object]:
     return {**asdict(server), "log_path": str(server.log_path), "base_url": server.base_url}
 
+
+_ACTIONS: dict[
+    str,
+    tuple[str, Callable[[argparse.ArgumentParser], None] | None, Callable[[argparse.Namespace], int]],
+] = {
+    "install": ("install a pinned release into an environment of its own", _install_arguments, _install),
+    "start": ("start a server and wait until it is ready", _start_arguments, _start),
+    "stop": ("stop a server (TERM, then KILL, its own processes only)", _stop_arguments, _stop),
+    "status": ("list the running servers", None, _status),
+    "logs": ("print a server's log", _logs_arguments, _logs),
+}
 
 _QUIET_SECONDS = 20.0
 

@@ -21,7 +21,6 @@ from hicache_lab.serving.client import (
     RawStream,
     SglangClient,
     parse_metrics,
-    read_reply,
     read_stream,
 )
 from hicache_lab.serving.client.info import read_model_info, read_server_info
@@ -196,20 +195,6 @@ def test_other_expositions_are_refused(text: str) -> None:
 # ---- answers and streams
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_whole_answers(release: str) -> None:
-    name = f"{release}-llama-tp1"
-    native = read_reply(json.loads(recorded(name, "generate_text.json")), "generate")
-    assert native.output_ids == (227, 195, 396, 283, 329, 15)
-    assert (native.prompt_tokens, native.completion_tokens, native.finish_reason) == (2, 6, "length")
-    assert native.cached == CachedTokens(1, 1, 0, None)
-    chat = read_reply(json.loads(recorded(name, "chat.json")), "chat")
-    assert (chat.prompt_tokens, chat.completion_tokens) == (9, 8)
-    assert chat.text
-    completion = read_reply(json.loads(recorded(name, "completion.json")), "completions")
-    assert completion.text == "it and\ufffd do2\ufffdW"
-
-
 def timed(data: bytes, size: int, step_s: float = 0.01) -> RawStream:
     pieces = [data[i : i + size] for i in range(0, len(data), size)]
     return RawStream(0.0, tuple((1.0 + i * step_s, piece) for i, piece in enumerate(pieces)))
@@ -292,9 +277,6 @@ def test_broken_streams_say_why_and_keep_what_came(data: bytes, problem: str) ->
 def test_an_answer_with_status_200_that_is_none_is_a_failure(event, api, problem: str) -> None:
     data = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
     assert read_stream(timed(data, 1000), api).error == problem
-    if "abort" in problem:
-        with pytest.raises(ServerError, match=problem):
-            read_reply(event, api)
 
 
 HOSTILE = ["NaN", "Infinity", "-Infinity", "1e400", "1" + 30 * "0", "-5", "true", '"7"', "[1]", "{}"]
@@ -337,18 +319,12 @@ def test_no_bytes_can_break_the_reader(data: bytes, size: int) -> None:
     assert reply.error is None or isinstance(reply.error, str)
 
 
-@pytest.mark.parametrize("data", [[], {"choices": []}, {"object": "error"}, "text"])
-def test_unknown_shapes_of_whole_answers_are_refused(data: object) -> None:
-    with pytest.raises(ServerError, match="unknown shape"):
-        read_reply(data, "completions")
-
-
 def test_requests_name_their_mistakes() -> None:
     with pytest.raises(UsageError, match="chat takes text"):
         GenerateRequest((1, 2), 4, api="chat")
     with pytest.raises(UsageError, match="max_new_tokens"):
         GenerateRequest("a", 0)
-    assert GenerateRequest((1, 2), 4).body(stream=True)["input_ids"] == [1, 2]
+    assert GenerateRequest((1, 2), 4).body()["input_ids"] == [1, 2]
 
 
 # ---- the client
@@ -377,18 +353,12 @@ async def test_old_releases_are_asked_by_their_old_names() -> None:
     assert "--enable-metrics" in probe.metrics_missing
 
 
-async def test_generate_and_stream() -> None:
-    name = "0.5.23-llama-tp1"
-
-    def answer(seen):
-        kind = "generate_stream.txt" if seen.json["stream"] else "generate_text.json"
-        return Answer(body=recorded(name, kind))
-
+async def test_a_stream_has_times() -> None:
+    answer = Answer(body=recorded("0.5.23-llama-tp1", "generate_stream.txt"))
     async with fake_sglang({"/generate": answer}) as fake, SglangClient(fake.url) as client:
-        whole = await client.generate(GenerateRequest("the cache", 6))
-        streamed = await client.stream(GenerateRequest("the cache", 6))
-    assert whole.output_ids == streamed.output_ids
-    assert 0 < streamed.ttft_s <= streamed.e2e_s
+        reply = await client.stream(GenerateRequest("the cache", 6))
+    assert len(reply.output_ids) == 6
+    assert 0 < reply.ttft_s <= reply.e2e_s
 
 
 async def test_flush_happens_only_when_asked() -> None:
@@ -444,8 +414,6 @@ async def test_context_too_long_is_said() -> None:
     answer = Answer(400, recorded("0.5.10-llama-tp1", "err_too_long.json"))
     async with fake_sglang({"/generate": answer}) as fake, SglangClient(fake.url) as client:
         with pytest.raises(ServerError, match="prompt is too long for the server: The input \\(5000 tokens\\)"):
-            await client.generate(GenerateRequest((1,) * 5000, 4))
-        with pytest.raises(ServerError, match="too long"):
             await client.stream(GenerateRequest((1,) * 5000, 4))
 
 
@@ -464,7 +432,7 @@ async def test_reads_are_retried_and_prompts_are_not() -> None:
     ):
         assert (await client.server_info()).release == "0.5.23"
         with pytest.raises(ServerError, match="connection broke"):
-            await client.generate(GenerateRequest("a", 1))
+            await client.stream(GenerateRequest("a", 1))
         paths = [seen.path for seen in fake.seen]
         assert (paths.count("/server_info"), paths.count("/generate")) == (3, 1)
 
@@ -533,7 +501,8 @@ async def test_the_key_goes_into_the_header_and_nowhere_else(caplog: pytest.LogC
     caplog.set_level(logging.DEBUG)
     environ = {"MY_KEY": KEY}
     echo = Answer(400, json.dumps({"error": f"bad token Bearer {KEY}"}).encode())
-    routes = recorded_routes("0.5.23") | {"/generate": echo, "/v1/completions": Answer(then="reset")}
+    routes = recorded_routes("0.5.23") | {"/generate": echo, "/flush_cache": echo}
+    routes |= {"/v1/completions": Answer(then="reset")}
     async with (
         fake_sglang(routes) as fake,
         SglangClient(fake.url, api_key_env="MY_KEY", environ=environ) as client,
@@ -541,15 +510,18 @@ async def test_the_key_goes_into_the_header_and_nowhere_else(caplog: pytest.LogC
         probe = await client.probe()
         assert fake.seen[0].headers["authorization"] == f"Bearer {KEY}"
         shown = [repr(client), repr(probe)]
-        for request in (GenerateRequest("a", 1), GenerateRequest("a", 1, api="completions")):
-            for call in (client.generate, client.stream):
-                with pytest.raises(ServerError) as caught:
-                    await call(request)
-                assert caught.value.__context__ is None
-                # the most talkative traceback there is: every local of every frame but this test's own
-                trace = caught.value.__traceback__.tb_next
-                told = traceback.TracebackException(ServerError, caught.value, trace, capture_locals=True)
-                shown.append("".join(told.format()))
+        for call in (
+            client.stream(GenerateRequest("a", 1)),
+            client.stream(GenerateRequest("a", 1, api="completions")),
+            client.flush_cache(),
+        ):
+            with pytest.raises(ServerError) as caught:
+                await call
+            assert caught.value.__context__ is None
+            # the most talkative traceback there is: every local of every frame but this test's own
+            trace = caught.value.__traceback__.tb_next
+            full = traceback.TracebackException(ServerError, caught.value, trace, capture_locals=True)
+            shown.append("".join(full.format()))
     assert f"bad token Bearer {'*' * len(KEY)}" in "".join(shown)
     assert KEY not in "".join(shown) + caplog.text
 

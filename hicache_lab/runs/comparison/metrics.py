@@ -26,6 +26,9 @@ class Metric:
     better: Direction
 
 
+_PARTS = ("mean", "p50", "p75", "p90", "p95", "p99", "max")
+
+
 def _latencies() -> Iterable[tuple[str, Metric]]:
     titles = {
         "ttft": "time to first token",
@@ -34,7 +37,7 @@ def _latencies() -> Iterable[tuple[str, Metric]]:
         "e2e": "end-to-end latency",
     }
     for name, title in titles.items():
-        for part in ("mean", "p50", "p75", "p90", "p95", "p99", "max"):
+        for part in _PARTS:
             yield f"{name}_{part}_ms", Metric(f"{title}, {part}", "ms", "lower")
 
 
@@ -99,15 +102,7 @@ AIPERF_LATENCIES: Mapping[str, str] = {
     "request_latency": "e2e",
 }
 # each of its latency records has these; its inter_token_latency is a mean per request, not a gap
-AIPERF_PARTS: Mapping[str, str] = {
-    "avg": "mean",
-    "p50": "p50",
-    "p75": "p75",
-    "p90": "p90",
-    "p95": "p95",
-    "p99": "p99",
-    "max": "max",
-}
+AIPERF_PARTS: Mapping[str, str] = {"avg": "mean", **{part: part for part in _PARTS if part != "mean"}}
 
 
 def metric(name: str, unit: str = "") -> Metric:

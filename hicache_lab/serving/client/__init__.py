@@ -9,7 +9,7 @@ from __future__ import annotations
 from hicache_lab.serving.client.http import Health, Probe, SglangClient
 from hicache_lab.serving.client.info import HicacheSettings, ModelInfo, ServerInfo
 from hicache_lab.serving.client.metrics import CachedTokens, MetricsSnapshot, parse_metrics
-from hicache_lab.serving.client.stream import GenerateRequest, RawStream, Reply, read_reply, read_stream
+from hicache_lab.serving.client.stream import GenerateRequest, RawStream, Reply, read_stream
 
 __all__ = [
     "CachedTokens",
@@ -24,6 +24,5 @@ __all__ = [
     "ServerInfo",
     "SglangClient",
     "parse_metrics",
-    "read_reply",
     "read_stream",
 ]

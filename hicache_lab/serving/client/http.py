@@ -27,7 +27,7 @@ from hicache_lab.serving.client.info import (
 )
 from hicache_lab.serving.client.metrics import MetricsSnapshot, parse_metrics
 from hicache_lab.serving.client.problems import Failure, Response, checked_key, checked_url, refused, unreachable
-from hicache_lab.serving.client.stream import GenerateRequest, RawStream, Reply, read_reply, read_stream
+from hicache_lab.serving.client.stream import GenerateRequest, RawStream, Reply, read_stream
 from hicache_lab.serving.client.untrusted import read_json
 
 if TYPE_CHECKING:
@@ -226,27 +226,17 @@ class SglangClient:
         Raises:
             ServerError: it refused, e.g. because requests are running.
         """
-        response = await self._request("POST", "/flush_cache", None)
+        response = await self._request("POST", "/flush_cache")
         self._check("/flush_cache", response)
         return response.body.decode(errors="replace").strip()
 
     # ---- prompts
 
-    async def generate(self, request: GenerateRequest) -> Reply:
-        """Answer one prompt, not streamed.
-
-        Raises:
-            ServerError: refused (context too long, wrong model, 401 …), broken off, or not in time.
-        """
-        response = await self._request("POST", request.path, request.body(stream=False))
-        self._check(request.path, response)
-        return read_reply(self._parsed(request.path, response), request.api)
-
     async def stream(self, request: GenerateRequest) -> Reply:
         """Answer one prompt as a stream; the reply carries times.
 
         Raises:
-            ServerError: as ``generate``.
+            ServerError: refused (context too long, wrong model, 401 …), broken off, or not in time.
         """
         reply = read_stream(await self.collect(request), request.api)
         if reply.error:
@@ -261,7 +251,7 @@ class SglangClient:
         import aiohttp
 
         # encoding is the client's work and must not count as the server's time
-        body = json.dumps(request.body(stream=True)).encode()
+        body = json.dumps(request.body()).encode()
         chunks: list[tuple[float, bytes]] = []
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self._stall_seconds)
         session = self._open()
@@ -312,38 +302,36 @@ class SglangClient:
     async def _get(self, path: str) -> Response:
         """A read, repeated after a reset, a timeout or a gateway's complaint."""
         for pause in _RETRY_AFTER_SECONDS:
-            answer = await self._try("GET", path, None)
+            answer = await self._try("GET", path)
             if isinstance(answer, Response) and answer.status not in _RETRIED:
                 return answer
             if isinstance(answer, Failure) and not answer.transient:
                 break
             await asyncio.sleep(pause)
-        return await self._request("GET", path, None)
+        return await self._request("GET", path)
 
-    async def _request(self, method: str, path: str, body: Any) -> Response:
-        answer = await self._try(method, path, body)
+    async def _request(self, method: str, path: str) -> Response:
+        answer = await self._try(method, path)
         if isinstance(answer, Failure):
             raise ServerError(f"{self.base_url}{path}: {answer.text}")
         return answer
 
-    async def _try(self, method: str, path: str, body: Any) -> Response | Failure:
+    async def _try(self, method: str, path: str) -> Response | Failure:
         """One request. A failure is a value: no traceback may hold the frames that sent the key."""
         import aiohttp
 
         session = self._open()
-        limit = self._read_seconds if body is None else self._stall_seconds
         try:
             async with session.request(
                 method,
                 self.base_url + path,
-                json=body,
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=limit, sock_connect=CONNECT_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=self._read_seconds, sock_connect=CONNECT_SECONDS),
             ) as response:
                 data = self._redacted(await response.read(), answer=response.status == HTTPStatus.OK)
                 return Response(response.status, data, response.headers.get("Server", ""))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return self._failure(error, limit)
+            return self._failure(error, self._read_seconds)
 
     def _failure(self, error: Exception, limit: float) -> Failure:
         failure = unreachable(error, self.base_url, limit)

@@ -1,4 +1,4 @@
-"""Requests to SGLang's generating endpoints, and their answers: whole, or as a stream with arrival times.
+"""Requests to SGLang's generating endpoints, and their answers: streams with arrival times.
 
 While tokens arrive only their bytes and the time are kept; the stream is read afterwards, so that parsing
 one answer does not delay the time stamp of another.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from hicache_lab.base.errors import ServerError, UsageError
+from hicache_lab.base.errors import UsageError
 from hicache_lab.serving.client.metrics import CachedTokens
 from hicache_lab.serving.client.untrusted import count, printable, read_json
 
@@ -58,8 +58,8 @@ class GenerateRequest:
         """The endpoint's path."""
         return PATHS[self.api]
 
-    def body(self, *, stream: bool) -> dict[str, Any]:
-        """The JSON body."""
+    def body(self) -> dict[str, Any]:
+        """The JSON body; answers are always streamed."""
         if self.api == "generate":
             field = "text" if isinstance(self.prompt, str) else "input_ids"
             sampling = {
@@ -68,20 +68,21 @@ class GenerateRequest:
                 "ignore_eos": self.ignore_eos,
             }
             prompt = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
-            return {field: prompt, "sampling_params": sampling, "stream": stream}
+            return {field: prompt, "sampling_params": sampling, "stream": True}
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": self.max_new_tokens,
             "temperature": self.temperature,
             "ignore_eos": self.ignore_eos,
-            "stream": stream,
+            "stream": True,
+            "stream_options": {"include_usage": True},
         }
         if self.api == "chat":
             messages = (*self.history, ("user", self.prompt))
             body["messages"] = [{"role": role, "content": content} for role, content in messages]
         else:
             body["prompt"] = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
-        return body | ({"stream_options": {"include_usage": True}} if stream else {})
+        return body
 
 
 @dataclass(frozen=True)
@@ -125,21 +126,6 @@ class Reply:
     e2e_s: float | None = None
     finish_reason: str | None = None
     error: str | None = None
-
-
-def read_reply(data: Any, api: Api) -> Reply:
-    """Read a whole (not streamed) answer.
-
-    Raises:
-        ServerError: not the shape of this endpoint, or the server aborted the request.
-    """
-    state = _Answer(api)
-    fits = state.add(data)
-    if state.aborted:
-        raise ServerError(state.aborted)
-    if not fits or (api == "generate" and "text" not in data and "output_ids" not in data):
-        raise ServerError(f"its answer to {PATHS[api]} has an unknown shape: {printable(str(data))[:160]}")
-    return state.reply()
 
 
 def read_stream(raw: RawStream, api: Api) -> Reply:
