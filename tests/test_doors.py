@@ -254,6 +254,18 @@ def test_the_tuner_and_its_notebook_agree(name: str) -> None:
     assert compared(space["answer"], space["advice"]) == expected(name)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [name for name, launch in LAUNCHES.items() if not {"pp_size", "dp_size", "kv_cache_dtype"} & set(launch.flags)],
+)
+def test_the_cost_benefit_notebook_agrees(name: str) -> None:
+    settings = vars(LAUNCHES[name].settings)
+    unused = ("pp_size", "dp_size", "kv_cache_dtype", "mode", "hicache_size", "hicache_ratio")
+    stated = {field: value for field, value in settings.items() if field not in unused}
+    question = run_notebook("05_is_it_worth_it.ipynb", "question", trace="cyclic_scan", **stated)["question"]
+    assert compared(assess(question), advise(question))["advice"] == expected(name)["advice"]
+
+
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_log_of_the_launch_leads_to_the_same(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The server's log and what the user says of the host: diagnose and report name what plan and max name."""
