@@ -346,3 +346,13 @@ def test_curve_draws_the_safe_tier_of_a_container(capsys: pytest.CaptureFixture[
     advice = expected("size over the manifest's limit")["advice"]
     size, ratio = advice["hicache_size_gb"], advice["hicache_ratio"]
     assert safe["label"] in (f"--hicache-size {size}", f"--hicache-ratio {ratio:g}")
+
+
+def test_a_line_without_a_host_tier_takes_nothing_in_every_door(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "python -m sglang.launch_server --model-path llama-3.1-8b --hicache-size 500"
+    pasted = command(capsys, ["preflight", "--sglang-version", "0.5.8", "--host-ram", "64GB", "--json", "--", line])
+    space = run_notebook("04_preflight.ipynb", "advice", launch=line, host_ram="64GB")
+    for record in (pasted, answer_record(space["answer"], space["advice"])):
+        assert (record["verdict"], record["host_bytes"], record["allocated_host_bytes"]) == ("FITS", 0, 0)
+        assert "no host pool is built" in record["warnings"][0]
+        assert record["advice"]["hicache_size_gb"] is None

@@ -163,7 +163,7 @@ def _maximum(question: Question, args: argparse.Namespace) -> int:
         "provenance": "computed",
         "sglang_version": question.rules.version,
         "ranks_on_host": any_answer.ranks_on_host if any_answer else question.config.processes,
-        "takes_a_size": question.rules.has_size_flag and question.geometry.kind != "dsv4",
+        "takes_a_size": question.takes_size,
         "device_tokens": any_answer.rank.device_tokens if any_answer and any_answer.rank else question.device.tokens,
         "comfortable": _settings(comfortable),
         "leaving_only_the_reserve": _settings(just),
@@ -261,35 +261,11 @@ def run(command: str, args: argparse.Namespace) -> int:
     if command == "max":
         return _maximum(question, args)
     answer = assess(question)
-    refused_flag = answer.refusal is not None and answer.refusal.error == "argparse"
-    if command == "preflight" and not config.enable_hierarchical_cache and not refused_flag:
+    if not config.enable_hierarchical_cache:
         still_builds = host_pool_without_hicache(config, question.geometry, question.rules)
-        if still_builds is None:
-            return _switched_off(args, notes)
-        notes.append(still_builds)
+        notes += [still_builds] if still_builds else []
     advice = advise(question)
     extra: dict[str, Any] = {"launch_notes": notes}
     if command == "preflight":
         extra["corrected_launch"] = corrected_line(answer, advice, config) if config.source else None
     return _report(answer, advice, args, extra)
-
-
-def _switched_off(args: argparse.Namespace, notes: list[str]) -> int:
-    text = "the launch line has no --enable-hierarchical-cache: there is no host tier and no host pool is built"
-    if args.json:
-        print(
-            json.dumps(
-                {
-                    "verdict": "FITS",
-                    "provenance": "computed",
-                    "host_bytes": 0,
-                    "host_gb": 0.0,
-                    "warnings": [text],
-                    "launch_notes": notes,
-                },
-                indent=2,
-            )
-        )
-    else:
-        print(f"FITS  0 bytes of host pools\n  warning: {text}")
-    return 0

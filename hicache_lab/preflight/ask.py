@@ -12,7 +12,7 @@ from typing import Any
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import GB, MIB, parse_bytes
 from hicache_lab.host import CgroupLevel, CgroupMemory, HostMemory
-from hicache_lab.preflight.verdict import Question
+from hicache_lab.preflight.question import Question
 from hicache_lab.sglang.launch import LaunchConfig, changed, parse_launch
 from hicache_lab.sglang.launch.config import FIELD_TYPES, FLAG_FIELDS, check_type
 from hicache_lab.sglang.releases import rules_for

@@ -8,6 +8,7 @@ from hicache_lab.sglang.releases import ReleaseRules
 from hicache_lab.sizing.geometry import ModelGeometry
 from hicache_lab.sizing.kv import option
 
+SWITCHED_OFF = "the launch line has no --enable-hierarchical-cache: there is no host tier and no host pool is built"
 _CPU_TENSOR_ONLY = (
     "disaggregation-decode-enable-radix-cache",
     "disaggregation-decode-enable-offload-kvcache",
@@ -65,3 +66,8 @@ def host_pool_without_hicache(config: LaunchConfig, geometry: ModelGeometry, rul
         f"a decode server of {rules.version} keeps retracted requests in a host pool, without "
         "--enable-hierarchical-cache too (--disaggregation-decode-retraction-backup cpu_tensor builds none)"
     )
+
+
+def builds_host_pools(config: LaunchConfig, geometry: ModelGeometry, rules: ReleaseRules) -> bool:
+    """Whether this launch builds any host pool."""
+    return bool(config.enable_hierarchical_cache) or host_pool_without_hicache(config, geometry, rules) is not None

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hicache_lab.base.units import GB
-from hicache_lab.preflight.verdict import Answer, Question, assess
+from hicache_lab.preflight.decode import builds_host_pools
+from hicache_lab.preflight.question import Question
+from hicache_lab.preflight.verdict import Answer, assess
 from hicache_lab.sglang.launch import LaunchConfig, render_launch
 from hicache_lab.sglang.releases import rules_for
 from hicache_lab.sizing.guard import beyond_reserve_bytes
@@ -100,10 +102,10 @@ def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advi
         a ratio follows the device pool, a size does not.
     """
     limit = question.limit_bytes
-    if limit is None:
+    if limit is None or not builds_host_pools(question.config, question.geometry, question.rules):
         return Advice(None, None, None, None)
     sizes = ratios = None
-    if question.rules.has_size_flag and question.geometry.kind != "dsv4":
+    if question.takes_size:
         most = max(1, limit // GB + 1)
         start = most // question.config.ranks_per_host + 1
         sizes = _largest(lambda n: assess(with_size(question, n)), accepted, most, start)
@@ -112,7 +114,7 @@ def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advi
         most = _MOST_RATIO * _RATIO_STEP
         ratios = _largest(lambda n: assess(with_ratio(question, n / _RATIO_STEP)), accepted, most, 2 * _RATIO_STEP)
     return Advice(
-        size_gb=int(sizes.size_gb) if sizes else None,
+        size_gb=int(sizes.size_gb) if sizes and sizes.size_gb else None,
         size_bytes=sizes.resident_bytes if sizes else None,
         ratio=ratios.ratio if ratios else None,
         ratio_bytes=ratios.resident_bytes if ratios else None,
@@ -131,7 +133,7 @@ def corrected_line(answer: Answer, advice: Advice, config: LaunchConfig) -> str 
     """
     if answer.verdict == "FITS":
         return None
-    if advice.size_gb is not None and answer.size_gb > 0:
+    if advice.size_gb is not None and answer.size_gb is not None:
         return render_launch(config, changes={"hicache_size": advice.size_gb, "hicache_ratio": None})
     if advice.ratio is not None:
         return render_launch(config, changes={"hicache_ratio": advice.ratio, "hicache_size": None})

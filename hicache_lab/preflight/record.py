@@ -44,6 +44,8 @@ def answer_record(answer: Answer, advice: Advice | None = None) -> dict[str, Any
     """
     question, rank = answer.question, answer.rank
     known = rank is not None and bool(rank.pools)
+    # without any host pool the host gives nothing, which is known too
+    counted = known or answer.verdict == "FITS"
     limit, refusal = question.limit_bytes, answer.refusal
     return {
         "verdict": answer.verdict,
@@ -62,11 +64,11 @@ def answer_record(answer: Answer, advice: Advice | None = None) -> dict[str, Any
         "per_rank_bytes": answer.per_rank_bytes if known else None,
         "per_rank_gb": gb(answer.per_rank_bytes) if known else None,
         "per_rank_gib": gib(answer.per_rank_bytes) if known else None,
-        "host_bytes": answer.host_bytes if known else None,
-        "host_gb": gb(answer.host_bytes) if known else None,
-        "host_gib": gib(answer.host_bytes) if known else None,
-        "allocated_host_bytes": answer.resident_bytes if known else None,
-        "allocated_host_gib": gib(answer.resident_bytes) if known else None,
+        "host_bytes": answer.host_bytes if counted else None,
+        "host_gb": gb(answer.host_bytes) if counted else None,
+        "host_gib": gib(answer.host_bytes) if counted else None,
+        "allocated_host_bytes": answer.resident_bytes if counted else None,
+        "allocated_host_gib": gib(answer.resident_bytes) if counted else None,
         "percent_of_ram": (
             100 * answer.resident_bytes / question.host.effective_total_bytes
             if question.host and known and question.ram_is_known
@@ -74,7 +76,7 @@ def answer_record(answer: Answer, advice: Advice | None = None) -> dict[str, Any
         ),
         "pools": [_pool(pool, answer) for pool in rank.pools] if rank else [],
         "pools_gb": {pool.spec.label: gb(pool.requested_bytes) for pool in rank.pools} if rank else {},
-        "hicache_size_gb": answer.size_gb or None,
+        "hicache_size_gb": answer.size_gb,
         "resolved_ratio": answer.ratio,
         "equivalent_ratio": rank.anchor.equivalent_ratio if rank and known and rank.device_tokens else None,
         "auto_sized": answer.auto is not None,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from hicache_lab.base.units import GB, format_both, format_gb, format_gib
 from hicache_lab.preflight.inverse import Advice
-from hicache_lab.preflight.verdict import Answer, Order
+from hicache_lab.preflight.orders import Order
+from hicache_lab.preflight.verdict import Answer
 from hicache_lab.sglang.releases import rules_for
 from hicache_lab.sizing.guard import RESERVE_TEXT, divides_since, rank_budget
 
@@ -25,8 +26,10 @@ def headline(answer: Answer) -> str:
     if rank is None or not rank.pools:
         if answer.refusal is not None:
             return f"{answer.verdict}  {answer.refusal.flag}: {answer.refusal.message}"
+        if answer.verdict == "FITS":
+            return "FITS  0 bytes of host pools"
         return f"{answer.verdict}  missing: {'; '.join(answer.missing)}"
-    by = "--hicache-size is per rank" if answer.size_gb > 0 else f"--hicache-ratio {answer.ratio:g} is per rank"
+    by = "--hicache-size is per rank" if answer.size_gb is not None else f"--hicache-ratio {answer.ratio:g} is per rank"
     ranks = "1 rank" if answer.ranks_on_host == 1 else f"{answer.ranks_on_host} ranks"
     total = f"{ranks} × {format_gb(rank.requested_bytes)} = {_amount(answer.host_bytes)}"
     if len({one.requested_bytes for one in answer.ranks}) > 1:
@@ -94,7 +97,7 @@ def _outcome(answer: Answer) -> list[str]:
         bound = answer.guaranteed_start_bytes
         if bound is not None:
             lines.append(f"a start is certain up to {format_gb(bound)} a rank, in whatever order the ranks check")
-    elif answer.verdict in ("FITS", "TIGHT"):
+    elif answer.verdict in ("FITS", "TIGHT") and answer.ranks:
         over = answer.over_reserve_bytes or 0
         host = question.host
         share = f" ({100 * answer.resident_bytes / host.effective_total_bytes:.0f} % of RAM)" if host else ""
@@ -158,6 +161,6 @@ def explain(answer: Answer, advice: Advice | None = None) -> str:
         *_later(answer),
         *(f"missing: {fact}" for fact in answer.missing),
         *(f"warning: {text}" for text in answer.warnings),
-        *(f"taken for granted: {text}" for text in answer.notes),
+        *(f"assumed: {text}" for text in answer.notes),
     ]
     return "\n  ".join([headline(answer), *details])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.sglang.releases import ReleaseRules
 
 DEFAULT_RATIO = 2.0
@@ -44,6 +46,19 @@ class HicacheArguments:
     mla: bool = False
     flashinfer_available: bool = False
     sm100: bool = False
+
+    @classmethod
+    def of(cls, config: LaunchConfig, rules: ReleaseRules, *, mla: bool) -> HicacheArguments:
+        """What a launch gives, with the release's own defaults where it gives nothing."""
+        defaults: dict[str, Any] = {
+            "enable_hierarchical_cache": False,
+            "hicache_ratio": None if rules.resolves_ratio else rules.default_ratio,
+            "hicache_host_memory_fraction": rules.default_host_memory_fraction,
+            "hicache_write_policy": rules.default_write_policy or cls.hicache_write_policy,
+            "hicache_mem_layout": rules.default_layout,
+        }
+        given = {one.name: value for one in fields(cls) if (value := getattr(config, one.name, None)) is not None}
+        return cls(**(defaults | given), mla=mla)
 
 
 @dataclass(frozen=True)

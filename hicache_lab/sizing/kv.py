@@ -42,7 +42,7 @@ def environment(config: LaunchConfig, name: str) -> str | None:
 
 
 class KvRows:
-    """Rows of one rank. ``assumed`` collects what was taken for granted on the way, in words."""
+    """Rows of one rank. ``assumed`` collects what was assumed on the way, in words."""
 
     def __init__(self, config: LaunchConfig, geometry: ModelGeometry, rules: ReleaseRules) -> None:
         self.config, self.geometry, self.rules = config, geometry, rules

@@ -224,13 +224,56 @@ def _check_larger(pool: HostPool, rules: ReleaseRules) -> tuple[LogLine, ...]:
     return ()
 
 
+def failure_without_check(pool: HostPool, rules: ReleaseRules) -> LaunchFailure | None:
+    """What stops this pool on any host, before its memory is looked at; None if nothing does."""
+    try:
+        _before_check(pool, rules)
+    except LaunchFailure as failure:
+        return failure
+    return None
+
+
+def pool_warnings(pool: HostPool, rules: ReleaseRules) -> list[str]:
+    """What the release warns of while it builds this pool, on any host."""
+    if failure_without_check(pool, rules) is not None:
+        return []
+    return [text for level, text in _check_larger(pool, rules) if level == "WARNING"]
+
+
+def _before_check(pool: HostPool, rules: ReleaseRules) -> tuple[LogLine, ...]:
+    spec = pool.spec
+    logs: tuple[LogLine, ...] = ()
+    _check_layout_first(spec, rules)
+    if rules.not_larger == "assert_ratio" and spec.ratio < 1 and spec.size_gb <= 0:
+        raise LaunchFailure("AssertionError", NOT_LARGER)
+    if pool.synced_from_tokens is not None:
+        smallest = min(spec.pp_peer_tokens)
+        text = f"Sync fixed-size HiCache host token capacity from {pool.synced_from_tokens} to {smallest}."
+        logs = (("INFO", text),)
+    try:
+        return logs + _check_larger(pool, rules)
+    except LaunchFailure as failure:
+        raise LaunchFailure(failure.kind, failure.message, logs) from None
+
+
 def construct_pool(
     spec: PoolSpec, rules: ReleaseRules, view: HostView, *, booked_budget_bytes: int | None = None
 ) -> Construction:
-    """Build one pool as the release does: its size, its check, its log lines, its exception.
+    """Size a pool and build it as the release does (:func:`check_pool`)."""
+    try:
+        pool = size_pool(spec, rules)
+    except LaunchFailure as failure:
+        return Construction(None, failure.kind, failure.message)
+    return check_pool(pool, rules, view, booked_budget_bytes=booked_budget_bytes)
+
+
+def check_pool(
+    pool: HostPool, rules: ReleaseRules, view: HostView, *, booked_budget_bytes: int | None = None
+) -> Construction:
+    """Build one pool as the release does: its check, its log lines, its exception.
 
     Args:
-        spec: what is asked.
+        pool: what is asked, sized.
         rules: the release.
         view: what this rank reads at its check.
         booked_budget_bytes: inside auto-sizing, what is left of the one snapshot instead of a new reading.
@@ -238,18 +281,10 @@ def construct_pool(
     Returns:
         The outcome; nothing is allocated.
     """
+    spec, budget = pool.spec, None
     logs: tuple[LogLine, ...] = ()
-    pool = budget = None
     try:
-        _check_layout_first(spec, rules)
-        if rules.not_larger == "assert_ratio" and spec.ratio < 1 and spec.size_gb <= 0:
-            raise LaunchFailure("AssertionError", NOT_LARGER)
-        pool = size_pool(spec, rules)
-        if pool.synced_from_tokens is not None:
-            wanted = min(spec.pp_peer_tokens)
-            text = f"Sync fixed-size HiCache host token capacity from {pool.synced_from_tokens} to {wanted}."
-            logs += (("INFO", text),)
-        logs += _check_larger(pool, rules)
+        logs = _before_check(pool, rules)
         if booked_budget_bytes is None:
             budget = rank_budget(rules, view)
             logs += budget.logs

@@ -43,7 +43,7 @@ class DeviceFacts:
 class RankPools:
     """The host pools of one rank, in the order in which the release builds and checks them.
 
-    ``missing`` names facts without which a number could not be had; ``assumed`` what was taken for granted;
+    ``missing`` names facts without which a number could not be had; ``assumed`` what was assumed;
     ``uncounted`` pools that the release builds and these do not hold, because a fact is missing.
     """
 
@@ -311,6 +311,23 @@ class RankPlanner:
             layout_family="mha" if group.kind in ("mha", "mamba") else "mla",
         )
 
+    def require_auto_size(self) -> None:
+        """Whether the release can size these pools itself.
+
+        Raises:
+            LaunchFailure: it cannot mirror this model, or auto-sizing does not know its pools.
+
+        Source: 0.5.21+ mem_cache/hicache_auto_size.py.
+        """
+        if self.refusal is not None:
+            raise self.refusal
+        if self.geometry.kind == "dsv4":
+            raise LaunchFailure(
+                "ValueError",
+                "HiCache auto-sizing does not support DeepSeekV4TokenToKVPool; "
+                "set --hicache-ratio or --hicache-size explicitly.",
+            )
+
     def wanted_tokens(self, size_gb: float) -> dict[str, int]:
         """Tokens of each pool before page rounding, what the pipeline stages agree on pool by pool (0.5.15+)."""
         shares = zip(self.groups, self._sizes(size_gb), strict=True)
@@ -338,7 +355,7 @@ class RankPlanner:
                 (),
                 self.page_size,
                 self.stage,
-                assumed=self._taken_for_granted,
+                assumed=self._all_assumed,
                 missing=tuple(missing),
             )
         pools = self._dsv4(ratio, size_gb) if self.geometry.kind == "dsv4" else self._flat(ratio, size_gb, peers)
@@ -348,13 +365,13 @@ class RankPlanner:
             self.stage,
             self.device_bytes,
             self.device_tokens,
-            self._taken_for_granted,
+            self._all_assumed,
             tuple(missing),
             (self.plan.missing,) if self.plan.missing else (),
         )
 
     @property
-    def _taken_for_granted(self) -> tuple[str, ...]:
+    def _all_assumed(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.rows.assumed, *self.assumed]))
 
     def _flat(self, ratio: float, size_gb: float, peers: Sequence[Mapping[str, int]]) -> list[HostPool]:

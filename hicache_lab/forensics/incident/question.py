@@ -204,7 +204,7 @@ def _accepted_by_all(questions: tuple[Question, ...], accepted: tuple[str, ...])
         smallest = min(ratio for ratio in ratios if ratio is not None)
         ratio = _worst([assess(with_ratio(question, smallest)) for question in questions], accepted)
     return Advice(
-        size_gb=int(size.size_gb) if size else None,
+        size_gb=int(size.size_gb) if size and size.size_gb else None,
         size_bytes=size.resident_bytes if size else None,
         ratio=ratio.ratio if ratio else None,
         ratio_bytes=ratio.resident_bytes if ratio else None,

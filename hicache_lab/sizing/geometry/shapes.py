@@ -239,6 +239,11 @@ class ModelGeometry:
     notes: tuple[str, ...] = ()
 
     @property
+    def host_pool_takes_size(self) -> bool:
+        """Whether --hicache-size can size its host pools; DeepSeek-V4's pages take a ratio only."""
+        return self.kind != "dsv4"
+
+    @property
     def num_layers(self) -> int:
         """Target layers, caches or not; draft layers are not among them."""
         return len(self.layer_kinds)
