@@ -3,7 +3,7 @@
     python conformance/run.py --release 0.5.23
 
 Downloads the release's wheel without its dependencies, unpacks its Python, runs its constructors and its check on
-``cases.jsonl`` in an environment that has torch, and gives the outcome to ``hicache_lab.vectors``; ``read-source``
+``cases.jsonl`` in an environment that has torch, and gives the outcome to ``vectors``; ``read-source``
 reads the same tree. Exit code 0: equal; 3: a difference, named with era, field and case; 1: it could not be run.
 """
 
@@ -19,11 +19,13 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from records import read_records
+from vectors import Report, replay
+
 from hicache_lab.base.errors import HicacheLabError, HostError
 from hicache_lab.serving.cpu_server.home import built_aside, home
 from hicache_lab.sglang.releases import VERIFIED, parse_version, rules_for
 from hicache_lab.sglang.source import open_tree, read_source
-from hicache_lab.vectors import Report, read_records, replay
 
 HERE = Path(__file__).resolve().parent
 CASES = HERE / "cases.jsonl"

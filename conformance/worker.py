@@ -4,7 +4,7 @@
 
 Replaced: the allocator (torch meta tensors, whose bytes are counted), ``psutil.virtual_memory``, the process groups
 and the control-group reader. Everything else that runs is the release's own code. An output record is the case with
-what the release made of it, in the form that ``hicache_lab.vectors`` reads.
+what the release made of it, in the form that ``vectors.py`` reads.
 """
 
 from __future__ import annotations

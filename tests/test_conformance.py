@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from vectors import compute, replay
 
 from hicache_lab.base.errors import HostError
-from hicache_lab.vectors import compute, replay
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 

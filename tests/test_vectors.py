@@ -5,9 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from records import read_records
+from vectors import compute, differences, replay
 
 from hicache_lab.base.errors import InputError
-from hicache_lab.vectors import compute, differences, read_records, replay
 
 BASELINE = Path(__file__).parent / "baselines" / "sizing_vectors.jsonl.gz"
 

@@ -11,7 +11,7 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import hicache_lab
@@ -22,8 +22,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("capacity", "per pool, rank and host: what these flags take, and the verdict"),
     "preflight": ("capacity", "the same from a launch line as it is pasted"),
     "max": ("capacity", "the largest safe --hicache-size and --hicache-ratio"),
-    "vectors": ("records", "replay recorded sizing vectors and report mismatches"),
-    "verdicts": ("records", "replay recorded cases and report verdicts and misses"),
     "run": ("running", "run notebooks headless, each into a folder with its HTML and result.json"),
     "sweep": ("sweeping", "a grid of notebook runs: checked whole, resumable, compared"),
     "compare": ("sweeping", "runs side by side: medians, intervals, and what is more than noise"),
@@ -47,8 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     wanted = next((word for word in words if word in COMMANDS), None)
     name = f"hicache-lab {wanted}" if wanted else "hicache-lab"
+    return exit_code_of(name, lambda: _command(words, wanted))
+
+
+def exit_code_of(name: str, command: Callable[[], int]) -> int:
+    """Run a command; what it raises becomes one line on stderr, which begins with ``name``, and an exit code."""
     try:
-        code = _command(words, wanted)
+        code = command()
         sys.stdout.flush()
         return code
     except HicacheLabError as error:

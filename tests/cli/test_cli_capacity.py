@@ -93,7 +93,6 @@ def test_max(capsys: pytest.CaptureFixture[str]) -> None:
         (["max", "--model", "kimi-k2.5", "--sglang-version", "0.5.8"], 2, "--host-ram"),
         (["preflight", "--sglang-version", "0.5.8"], 2, "launch line"),
         (["preflight", "--from", "/no/such/file"], 1, "/no/such/file"),
-        (["vectors", "/no/such/file.jsonl"], 1, "/no/such/file.jsonl"),
         (["teapot"], 2, "teapot"),
         ([], 2, "COMMAND"),
     ],

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import read_records
+from verdicts import judge_case, judge_cases
 
 from hicache_lab.base.errors import UnknownFact, UsageError
 from hicache_lab.base.units import GB, GIB
 from hicache_lab.preflight import Answer, Question, advise, ask, assess, explain, with_release, with_size
-from hicache_lab.preflight.cases import judge_case, judge_cases
 from hicache_lab.preflight.record import answer_record
 from hicache_lab.sglang.releases import RESERVE_BYTES, VERIFIED
-from hicache_lab.vectors import read_records
 
 CASES = Path(__file__).parents[1] / "baselines" / "cases.jsonl"
 MORE = CASES.with_name("cases_more.jsonl")

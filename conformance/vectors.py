@@ -1,9 +1,15 @@
-"""Replay recorded sizing vectors: the inputs of a real SGLang run go in, every output must come out equal."""
+"""Replay recorded sizing vectors: the inputs of a real SGLang run go in, every output must come out equal.
+
+    python conformance/vectors.py FILE [--json]
+
+FILE holds one JSON object a line, plain or compressed. Exit code 0: all equal; 1: one differs, or cannot be answered.
+"""
 
 from __future__ import annotations
 
-import gzip
+import argparse
 import json
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from records import read_records, run_as_command
 
 from hicache_lab.base.errors import HicacheLabError, HostError, InputError, UnknownFact
 from hicache_lab.host import memory_cgroup_headroom
@@ -395,28 +403,6 @@ def differences(record: Record, computed: Outputs) -> Iterator[tuple[str, Any, A
             yield name, record[name], computed.get(name)
 
 
-def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and record of a JSON-lines file, plain or .gz.
-
-    Raises:
-        InputError: the file is missing, unreadable or a line is not a JSON object.
-    """
-    try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise InputError(f"{path}:{number}: expected one JSON object a line: {error}") from None
-                if not isinstance(record, dict):
-                    raise InputError(f"{path}:{number}: expected a JSON object, got {type(record).__name__}")
-                yield number, record
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-
-
 def replay(records: Iterable[tuple[int, dict[str, Any]]]) -> Report:
     """Compare every record with what this package computes.
 
@@ -448,3 +434,28 @@ def replay(records: Iterable[tuple[int, dict[str, Any]]]) -> Report:
         case = str(record.get("case_id", "-"))
         report.mismatches += [Mismatch(line, case, release, kind, *difference) for difference in found]
     return report
+
+
+def text_of(report: Report) -> str:
+    """The outcome in words."""
+    total = report.total
+    lines = [
+        f"{total.checked:,} vectors checked, {total.mismatched} mismatched, {total.unsupported} unsupported",
+        *(f"  {kind}: {tally.checked:,} checked" for kind, tally in sorted(report.by_kind.items())),
+        *(f"  mismatch: {mismatch}" for mismatch in report.mismatches[:20]),
+        *(f"  unsupported ({count}): {reason}" for reason, count in report.reasons.most_common(20)),
+    ]
+    return "\n".join(lines)
+
+
+def command(args: argparse.Namespace) -> int:
+    """Replay the file and print the outcome."""
+    report = replay(read_records(args.file))
+    if not report.total.checked and not report.total.unsupported:
+        raise InputError(f"{args.file}: no record in it")
+    print(json.dumps(report.as_dict(), indent=2) if args.json else text_of(report))
+    return 1 if report.total.mismatched or report.total.unsupported else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_command("vectors", "recorded sizing vectors", command))

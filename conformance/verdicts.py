@@ -1,11 +1,22 @@
-"""Recorded cases: what happened to people, replayed through the verdict, agreement counted."""
+"""Replay recorded cases: what happened to people goes through the verdict, agreement is counted.
+
+    python conformance/verdicts.py FILE [--json]
+
+FILE holds one JSON object a line (``id``, ``args``, ``expect``), plain or compressed. Exit code 0: all agree; 3: one
+does not.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hicache_lab.base.errors import HicacheLabError, UsageError
+from records import read_records, run_as_command
+
+from hicache_lab.base.errors import HicacheLabError, InputError, UsageError
 from hicache_lab.preflight.ask import ask
 from hicache_lab.preflight.record import answer_record
 from hicache_lab.preflight.verdict import assess
@@ -75,3 +86,22 @@ def judge_cases(cases: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """All cases: {"cases": [...], "agree": n, "total": n}."""
     judged = [judge_case(case) for case in cases]
     return {"cases": judged, "agree": sum(case["agrees"] for case in judged), "total": len(judged)}
+
+
+def command(args: argparse.Namespace) -> int:
+    """Judge the file's cases and print the outcome."""
+    judged = judge_cases(record for _, record in read_records(args.file))
+    if not judged["total"]:
+        raise InputError(f"{args.file}: no case in it")
+    if args.json:
+        print(json.dumps(judged, indent=2))
+    else:
+        for case in judged["cases"]:
+            mark = "agrees" if case["agrees"] else "MISSES"
+            print(f"{mark}  {case['id']}: {case['verdict']}  {'' if case['agrees'] else case['reason']}".rstrip())
+        print(f"{judged['agree']} of {judged['total']} agree")
+    return 0 if judged["agree"] == judged["total"] else 3
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_command("verdicts", "recorded cases", command))
