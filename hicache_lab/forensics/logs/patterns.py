@@ -30,12 +30,12 @@ def _tables() -> tuple[dict[str, tuple[Pattern, ...]], dict[str, tuple[Pattern, 
     first: dict[str, list[Pattern]] = {}
     second: dict[str, list[Pattern]] = {}
     for pattern in PATTERNS:
-        for word in pattern.words:
+        for word in pattern.first_words:
             (second if word[0] == "*" else first).setdefault(word.lstrip("*"), []).append(pattern)
     return (
         {word: tuple(found) for word, found in first.items()},
         {word: tuple(found) for word, found in second.items()},
-        tuple(pattern for pattern in PATTERNS if not pattern.words),
+        tuple(pattern for pattern in PATTERNS if not pattern.first_words),
     )
 
 

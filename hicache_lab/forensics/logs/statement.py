@@ -27,6 +27,8 @@ UNITS: dict[str, Callable[[str], Any]] = {
     "ms": lambda text: float(text) / 1000,
     "ints": lambda text: tuple(int(number) for number in re.findall(r"\d+", text)),
 }
+# followed by nothing that makes its last letter optional or one of several
+_ONLY_WORD = re.compile(r"[A-Za-z_]\w*(?![\w?*{+|])")
 _VALUES = {
     "int": r"-?\d+(?:\.0)?(?![\d.]*\d|[eE][+-]?\d)",
     "float": rf"{N}(?:[eE][+-]?\d+)?|inf|nan",
@@ -50,7 +52,8 @@ class Pattern:
         begins: regular expression for the beginning of the message.
         keys: key as printed → field and unit; every key may be missing.
         const: fields that the statement itself implies.
-        words: the first words (letters and underscores) a message of this kind can begin with; empty for any.
+        words: the words (letters and underscores) a message of this kind can begin with, "*" before those that may
+            stand second; left out where ``begins`` begins with its only one, or where any word may come first.
         lines: how many unprefixed lines that follow may belong to it.
     """
 
@@ -61,6 +64,12 @@ class Pattern:
     const: Mapping[str, Any] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     lines: int = 0
+
+    @property
+    def first_words(self) -> tuple[str, ...]:
+        """``words``, or the word that ``begins`` begins with; empty for any."""
+        word = _ONLY_WORD.match(self.begins)
+        return self.words or ((word[0],) if word else ())
 
     # compiled when a message first begins like one: most logs need a handful of the rows
     @cached_property

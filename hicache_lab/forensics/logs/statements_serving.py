@@ -20,7 +20,7 @@ _KILLED = {
 
 SERVING: tuple[Pattern, ...] = (
     # pressure on the device pool
-    Pattern("retract.old", ev.Retraction, rf"Decode out of memory happened{_RATIO}", _RETRACT, words=("Decode",)),
+    Pattern("retract.old", ev.Retraction, rf"Decode out of memory happened{_RATIO}", _RETRACT),
     Pattern(
         "retract",
         ev.Retraction,
@@ -37,13 +37,7 @@ SERVING: tuple[Pattern, ...] = (
         words=("Decode", "Prefill"),
         lines=4,
     ),
-    Pattern(
-        "shortage.last",
-        ev.TokenShortage,
-        r"Out of memory even after retracting",
-        const={"phase": "last"},
-        words=("Out",),
-    ),
+    Pattern("shortage.last", ev.TokenShortage, r"Out of memory even after retracting", const={"phase": "last"}),
     Pattern(
         "shortage.start",
         ev.TokenShortage,
@@ -52,16 +46,13 @@ SERVING: tuple[Pattern, ...] = (
         const={"phase": "start"},
         words=("Not", "Loaded"),
     ),
-    Pattern(
-        "queue_full", ev.RequestRejected, r"The request queue is full", const={"name": "queue_full"}, words=("The",)
-    ),
+    Pattern("queue_full", ev.RequestRejected, r"The request queue is full", const={"name": "queue_full"}),
     Pattern(
         "input_long",
         ev.RequestRejected,
         r"Input length \((?P<input_tokens__int>\d+) tokens\) exceeds the maximum allowed length "
         r"\((?P<max_tokens__int>\d+) tokens\)",
         const={"name": "input_long"},
-        words=("Input",),
     ),
     Pattern(
         "flush_refused",
@@ -69,7 +60,6 @@ SERVING: tuple[Pattern, ...] = (
         r"Cache not flushed because there are pending requests",
         {"#queue-req": "queue_req__int", "#running-req": "running_req__int"},
         {"name": "flush_refused"},
-        ("Cache",),
     ),
     # failures
     Pattern(
@@ -92,29 +82,23 @@ SERVING: tuple[Pattern, ...] = (
         r"Health check failed\. Server couldn't get a response from detokenizer for last (?P<timeout_s__float>\d+) "
         r"seconds",
         const={"name": "health_check"},
-        words=("Health",),
     ),
-    Pattern(
-        "sigquit", ev.Stall, r"Received sigquit from a child process?", const={"name": "sigquit"}, words=("Received",)
-    ),
+    Pattern("sigquit", ev.Stall, r"Received sigquit from a child process?", const={"name": "sigquit"}),
     Pattern(
         "dead",
         ev.ProcessDeath,
         r"Rank (?P<index__int>\d+) scheduler is dead(?:(?:.|\n)*?Exit code: (?P<exit_code__int>-?\d+))?",
-        words=("Rank",),
     ),
-    Pattern("exit_code", ev.ProcessDeath, r"Exit code: (?P<exit_code__int>-?\d+)\s*$", words=("Exit",)),
+    Pattern("exit_code", ev.ProcessDeath, r"Exit code: (?P<exit_code__int>-?\d+)\s*$"),
     Pattern(
         "died_at_start",
         ev.ProcessDeath,
         r"Rank (?P<index__int>\d+) scheduler died during initialization \(exit code: (?P<exit_code__int>-?\d+)\)",
-        words=("Rank",),
     ),
     Pattern(
         "crashed",
         ev.ProcessDeath,
         r"Subprocess (?P<name>\S+) \(pid=(?P<pid__int>\d+)\) crashed with exit code (?P<exit_code__int>-?\d+)",
-        words=("Subprocess",),
     ),
     Pattern(
         "gpu_oom",
@@ -139,7 +123,6 @@ SERVING: tuple[Pattern, ...] = (
         ev.KernelOom,
         r"Out of memory: Kill(?:ed)? process (?P<pid__int>\d+),? \((?P<comm>[^)]*)\)",
         _KILLED,
-        words=("Out",),
     ),
     Pattern(
         "kernel_oom.cgroup",
@@ -147,7 +130,6 @@ SERVING: tuple[Pattern, ...] = (
         r"Memory cgroup out of memory: Kill(?:ed)? process (?P<pid__int>\d+),? \((?P<comm>[^)]*)\)",
         _KILLED,
         {"cgroup": True},
-        ("Memory",),
     ),
     Pattern("defunct", ev.Defunct, r"\S+ +(?P<pid__int>\d+) .*\[(?P<comm>[^\]]+)\] <defunct>"),
     # requests
@@ -168,6 +150,5 @@ SERVING: tuple[Pattern, ...] = (
         "access",
         ev.Access,
         r'INFO: +(?P<client>\S+) - "(?P<method>[A-Z]+) (?P<path>\S+) HTTP/[\d.]+" (?P<status__int>\d+)',
-        words=("INFO",),
     ),
 )

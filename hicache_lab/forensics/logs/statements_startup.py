@@ -51,31 +51,32 @@ _SMALL = (
 )
 
 
-def _step(name: str, begins: str, words: tuple[str, ...], keys: Mapping[str, str] = _STEP, **const: Any) -> Pattern:
+def _step(
+    name: str, begins: str, keys: Mapping[str, str] = _STEP, *, words: tuple[str, ...] = (), **const: Any
+) -> Pattern:
     return Pattern(name, ev.Milestone, begins, keys, {"name": name, **const}, words)
 
 
 def _host(variant: str, tail: str, pool: str, keys: Mapping[str, str] = _LAYOUT, lines: int = 0) -> Pattern:
     begins = rf"Allocating (?P<bytes__gb>{N}) ?GB host memory for {tail}"
-    return Pattern(variant, ev.HostPool, begins, keys, {"pool": pool}, ("Allocating",), lines)
+    return Pattern(variant, ev.HostPool, begins, keys, {"pool": pool}, lines=lines)
 
 
 STARTUP: tuple[Pattern, ...] = (
     # start-up
-    _step("dist_begin", r"Init (?:torch distributed|parallel) begin", ("Init",)),
-    _step("dist_end", r"Init (?:torch distributed|parallel) ends", ("Init",)),
-    _step("memory_baseline", r"Memory baseline taken", ("Memory",)),
-    _step("pool_end", r"Memory pool end\b", ("Memory",)),
-    _step("weights_begin", r"Load weight begin", ("Load",), _WEIGHTS),
+    _step("dist_begin", r"Init (?:torch distributed|parallel) begin"),
+    _step("dist_end", r"Init (?:torch distributed|parallel) ends"),
+    _step("memory_baseline", r"Memory baseline taken"),
+    _step("pool_end", r"Memory pool end\b"),
+    _step("weights_begin", r"Load weight begin", _WEIGHTS),
     Pattern(
         "weights_deferred",
         ev.Milestone,
         rf"Load weight end\. Committed real weights after .*? in (?P<commit_s__float>{N}) s"
         rf" \(capture overlap window (?P<window_s__float>{N}) s, startup overlap total (?P<total_s__float>{N}) s\)",
         const={"name": "weights_end"},
-        words=("Load",),
     ),
-    _step("weights_end", r"Load weight end", ("Load",), _WEIGHTS),
+    _step("weights_end", r"Load weight end", _WEIGHTS),
     Pattern(
         "kv.va_upper", ev.DevicePool, r"(?:\S+ )?KV Cache VA upper bound", _DEVICE, {"final": False}, ("KV", "*KV")
     ),
@@ -85,7 +86,6 @@ STARTUP: tuple[Pattern, ...] = (
         ev.DevicePool,
         r"Post-capture (?:draft )?KV sizing:",
         _DEVICE | {"max_total_num_tokens": "tokens__int", "free memory": "avail_bytes__gib"},
-        words=("Post",),
     ),
     Pattern(
         "kv.swa",
@@ -93,7 +93,6 @@ STARTUP: tuple[Pattern, ...] = (
         rf"SWAKVPool mem usage: (?P<kv_bytes__gib>{N}) GB",
         {"swa size": "swa_tokens__int", "full size": "tokens__int"},
         {"pool": "swa+full"},
-        ("SWAKVPool",),
     ),
     Pattern(
         "kv.swa.layers",
@@ -101,7 +100,6 @@ STARTUP: tuple[Pattern, ...] = (
         r"Use [Ss]liding window memory pool",
         {"full_layer_tokens": "tokens__int", "swa_layer_tokens": "swa_tokens__int"},
         {"pool": "swa+full"},
-        ("Use",),
     ),
     Pattern(
         "mamba",
@@ -115,52 +113,34 @@ STARTUP: tuple[Pattern, ...] = (
             "intermediate_conv_window_cache size": "intermediate_conv_bytes__gib",
         },
         {"pool": "mamba"},
-        ("Mamba",),
     ),
-    Pattern("capacity", ev.Capacity, r"max_total_num_tokens=", _CAPS, words=("max_total_num_tokens",), lines=1),
-    Pattern("graph_failed.oom", ev.GpuOom, r"Capture (?:.*? )?graph failed:?.*?out of memory", words=("Capture",)),
+    Pattern("capacity", ev.Capacity, r"max_total_num_tokens=", _CAPS, lines=1),
+    Pattern("graph_failed.oom", ev.GpuOom, r"Capture (?:.*? )?graph failed:?.*?out of memory"),
     Pattern(
         "graph_failed",
         ev.Failure,
         r"Capture (?:.*? )?graph failed:? ?(?P<message>.*)",
         const={"process": "graph capture"},
-        words=("Capture",),
     ),
-    _step(
-        "graph_begin",
-        r"Capture (?:(?P<label>.+?) )?(?:cuda|cpu|npu|xpu|CUDA|CPU|NPU|XPU|musa) graph begin",
-        ("Capture",),
-        _GRAPH,
-    ),
-    _step(
-        "graph_end",
-        r"Capture (?:(?P<label>.+?) )?(?:cuda|cpu|npu|xpu|CUDA|CPU|NPU|XPU|musa) graph end",
-        ("Capture",),
-        _GRAPH,
-    ),
-    _step("graph_sizes", r"Capture (?:\S+ )?graph bs (?P<batch_sizes__ints>\[[\d, ]*\])", ("Capture",), {}),
+    _step("graph_begin", r"Capture (?:(?P<label>.+?) )?(?:cuda|cpu|npu|xpu|CUDA|CPU|NPU|XPU|musa) graph begin", _GRAPH),
+    _step("graph_end", r"Capture (?:(?P<label>.+?) )?(?:cuda|cpu|npu|xpu|CUDA|CPU|NPU|XPU|musa) graph end", _GRAPH),
+    _step("graph_sizes", r"Capture (?:\S+ )?graph bs (?P<batch_sizes__ints>\[[\d, ]*\])", {}),
     _step(
         "timings",
         r"Engine startup timings",
-        ("Engine",),
         {
             "load_weight": "load_weight_s__float",
             "kv_cache_allocation": "kv_cache_allocation_s__float",
             "scheduler_e2e": "scheduler_e2e_s__float",
         },
     ),
-    _step(
-        "tree_init",
-        r"Tree cache initialized",
-        ("Tree",),
-        {"impl": "impl__str", "hicache_attached": "hicache_attached__bool"},
-    ),
-    _step("ready", r"The server is fired up and ready to roll", ("The",), {}),
+    _step("tree_init", r"Tree cache initialized", {"impl": "impl__str", "hicache_attached": "hicache_attached__bool"}),
+    _step("ready", r"The server is fired up and ready to roll", {}),
     _step(
         "shutdown",
         r"(?:SIGTERM received|Gracefully exiting|INFO:     Shutting down)",
-        ("SIGTERM", "Gracefully", "INFO"),
         {},
+        words=("SIGTERM", "Gracefully", "INFO"),
     ),
     # host pools
     _host("host.kv", r"hierarchical KV cache\b", "kv", lines=1),
@@ -170,7 +150,6 @@ STARTUP: tuple[Pattern, ...] = (
         rf"Allocating (?P<pool>\S+) hierarchical KV host pool: (?P<tokens__int>\d+) tokens, (?P<bytes__gb>{N}) ?GB "
         rf"host memory",
         _MTP,
-        words=("Allocating",),
         lines=2,
     ),
     _host("host.indexer", r"(?P<pool>NSA|DSA) indexer", "indexer", _MTP, lines=1),
@@ -178,36 +157,17 @@ STARTUP: tuple[Pattern, ...] = (
     _host("host.mamba", r"hierarchical Mamba cache(?: \((?P<slots__int>\d+) state slots)?", "mamba"),
     _host("host.v4", r"(?P<pool>V4 (?:paged|state) pool '[^']*')", "v4"),
     _host("host.other", r"(?P<pool>[^.(\n]{3,60}?)(?=[.(]|$)", "other"),
-    Pattern("host.refused", ev.HostRefusal, rf"Not enough host memory available\b{_WANTS}", words=("Not",), lines=1),
+    Pattern("host.refused", ev.HostRefusal, rf"Not enough host memory available\b{_WANTS}", lines=1),
     Pattern(
-        "host.offload",
-        ev.HostPressure,
-        r"Not enough host memory for request (?P<rid>\S+)",
-        {},
-        {"name": "offload"},
-        ("Not",),
+        "host.offload", ev.HostPressure, r"Not enough host memory for request (?P<rid>\S+)", {}, {"name": "offload"}
     ),
+    Pattern("host.refused.side", ev.HostRefusal, rf"Not enough host memory for (?P<pool>[^.\n]+?)\.{_WANTS}", lines=1),
+    Pattern("host.none_left", ev.HostRefusal, r"No host memory is left for HiCache", const={"pool": "all"}),
     Pattern(
-        "host.refused.side",
-        ev.HostRefusal,
-        rf"Not enough host memory for (?P<pool>[^.\n]+?)\.{_WANTS}",
-        words=("Not",),
-        lines=1,
+        "host.assert", ev.HostSmaller, r"The host memory should be larger than the device memory", const={"fatal": True}
     ),
-    Pattern(
-        "host.none_left", ev.HostRefusal, r"No host memory is left for HiCache", const={"pool": "all"}, words=("No",)
-    ),
-    Pattern(
-        "host.assert",
-        ev.HostSmaller,
-        r"The host memory should be larger than the device memory",
-        const={"fatal": True},
-        words=("The",),
-    ),
-    Pattern(
-        "host.small.label", ev.HostSmaller, rf"HiCache (?P<pool>(?!host )\S+) {_SMALL}", words=("HiCache",), lines=1
-    ),
-    Pattern("host.small", ev.HostSmaller, rf"HiCache {_SMALL}", words=("HiCache",), lines=1),
+    Pattern("host.small.label", ev.HostSmaller, rf"HiCache (?P<pool>(?!host )\S+) {_SMALL}", lines=1),
+    Pattern("host.small", ev.HostSmaller, rf"HiCache {_SMALL}", lines=1),
     Pattern(
         "host.auto",
         ev.HostSizing,
@@ -215,28 +175,24 @@ STARTUP: tuple[Pattern, ...] = (
         rf"(?P<budget_bytes__gib>{N}) GiB host memory per rank \(fraction (?P<fraction__float>{N}), "
         rf"(?P<ranks__int>\d+) ranks? on this host\)(?:, host pools (?P<pools_bytes__gib>{N}) GiB)?",
         const={"name": "auto"},
-        words=("HiCache",),
     ),
     Pattern(
         "host.headroom",
         ev.HostSizing,
         rf"HiCache memory headroom: host (?P<host_bytes__gib>{N}) GiB(?:, cgroup (?P<cgroup_bytes__gib>{N}) GiB)?",
         const={"name": "headroom"},
-        words=("HiCache",),
     ),
     Pattern(
         "host.sync",
         ev.HostSizing,
         r"Sync fixed-size HiCache host token capacity from (?P<tokens_from__int>\d+) to (?P<tokens_to__int>\d+)",
         const={"name": "sync"},
-        words=("Sync",),
     ),
     Pattern(
         "host.register",
         ev.PinFailure,
         r"cudaHostRegister failed(?: \(rc=(?P<rc__int>-?\d+))?",
         {"offset": "offset__int", "size": "size_bytes__int", "total": "total_bytes__int"},
-        words=("cudaHostRegister",),
     ),
     Pattern(
         "rewrite.layout",
@@ -267,7 +223,6 @@ STARTUP: tuple[Pattern, ...] = (
         r"write_back: .{0,40}?dropped without backup(?:.*?node (?P<node__int>\d+))?",
         {},
         {"name": "dropped"},
-        ("write_back",),
     ),
     Pattern(
         "host.load_back",
@@ -275,37 +230,20 @@ STARTUP: tuple[Pattern, ...] = (
         r"load_back: FAILED to load (?P<tokens__int>\d+) tokens for node (?P<node__int>\d+)",
         {"evictable_size": "evictable__int"},
         {"name": "load_back_failed"},
-        ("load_back",),
     ),
-    Pattern(
-        "l3.discard",
-        ev.Storage,
-        r"HiCache hybrid prefetch discarded",
-        _PREFETCH,
-        {"name": "prefetch_discarded"},
-        ("HiCache",),
-    ),
-    Pattern(
-        "l3.prefetch",
-        ev.Storage,
-        r"HiCache prefetch (?P<state>\w+) req=",
-        _PREFETCH,
-        {"name": "prefetch"},
-        ("HiCache",),
-    ),
+    Pattern("l3.discard", ev.Storage, r"HiCache hybrid prefetch discarded", _PREFETCH, {"name": "prefetch_discarded"}),
+    Pattern("l3.prefetch", ev.Storage, r"HiCache prefetch (?P<state>\w+) req=", _PREFETCH, {"name": "prefetch"}),
     Pattern(
         "l3.prefetch_failed",
         ev.Storage,
         r"Prefetch operation (?P<rid>\S+) failed to retrieve page (?P<page>\w+)",
         const={"name": "prefetch_failed"},
-        words=("Prefetch",),
     ),
     Pattern(
         "l3.write_failed",
         ev.Storage,
         r"Write page to storage: (?P<pages__int>\d+) pages failed",
         const={"name": "write_failed"},
-        words=("Write",),
     ),
     Pattern(
         "l3.backup",
@@ -313,6 +251,5 @@ STARTUP: tuple[Pattern, ...] = (
         rf"Finished backup request (?P<rid>[^,\s]+), free host memory, len:(?P<tokens__int>\d+), cost "
         rf"time:(?P<elapsed_s__float>{N})",
         const={"name": "backup"},
-        words=("Finished",),
     ),
 )
