@@ -14,6 +14,7 @@ from hicache_lab.sizing.rows import (
     indexer_bytes_per_layer,
     mha_bytes_per_token,
     mla_bytes_per_token,
+    state_bytes_per_slot,
     store_bytes,
 )
 
@@ -161,7 +162,7 @@ class KvRows:
             )
         return True
 
-    def state(self) -> StateShape | None:
+    def _state(self) -> StateShape | None:
         """The recurrent state with the dtypes that the launch asks for.
 
         Raises:
@@ -178,3 +179,20 @@ class KvRows:
             if dtype is not None and dtype not in ITEMSIZES:
                 raise UsageError(f"{name}: expected one of {', '.join(ITEMSIZES)}, got {dtype!r}")
         return replace(shape, ssm_dtype=ssm or shape.ssm_dtype, conv_dtype=conv or shape.conv_dtype)
+
+    def state_slot(self, layers: int) -> int:
+        """Bytes of one slot in ``layers`` linear layers on this rank; 0 for a model without a recurrent state.
+
+        Raises:
+            UsageError: a state dtype that no release knows, or heads that the ranks do not divide.
+        """
+        shape, tp = self._state(), self.config.attn_tp_size
+        if shape is None or not layers:
+            return 0
+        return state_bytes_per_slot(
+            layers=layers,
+            conv_shapes=(shape.conv_shape(tp),),
+            conv_itemsize=ITEMSIZES[shape.conv_dtype],
+            temporal_shape=shape.temporal_shape(tp),
+            temporal_itemsize=ITEMSIZES[shape.ssm_dtype],
+        )

@@ -131,7 +131,6 @@ class RankPlanner:
             config.pp_size or 1, stage, remainder=rules.pp_remainder, partition=_partition(config)
         )
         self.layers = geometry.layer_kinds[self._stage]
-        self.state = self.rows.state()
         self.device_tokens = self._device_tokens(device)
         self.device = device
         self.refusal = self._unsupported()
@@ -229,8 +228,8 @@ class RankPlanner:
                 )
             )
         linear = sum(layer == "linear" for layer in self.layers)
-        if linear and self.state is not None:
-            slot = self.state.slot_bytes_per_layer(self.config.attn_tp_size) * linear
+        slot = self.rows.state_slot(linear)
+        if slot:
             found.append(_Group("mamba", "mamba", slot, self._mamba_slots(slot, anchor), linear, 1))
         return tuple(found)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_bytes import conv_bytes, head_bytes, indexer_bytes, kv_bytes, slot_bytes, ssm_bytes
 
 from hicache_lab.base.errors import HicacheLabError, InputError, UnknownFact, UsageError
 from hicache_lab.sizing.geometry import HeadShape, LatentShape, ModelGeometry, StateShape, load_geometry
@@ -46,18 +47,18 @@ def totals(geometry: ModelGeometry, tp: int) -> dict[str, Any]:
             },
             "swa_bytes_per_swa_token": geometry.num_layers * compressed.page_item_bytes(256) / 256,
         }
-    per_token = {"mla" if geometry.latent else "full": geometry.kv_bytes_per_token(2, tp, ("full",))}
+    per_token = {"mla" if geometry.latent else "full": kv_bytes(geometry, 2, tp, ("full",))}
     if geometry.count("swa"):
-        per_token["swa"] = geometry.kv_bytes_per_token(2, tp, ("swa",))
+        per_token["swa"] = kv_bytes(geometry, 2, tp, ("swa",))
     found: dict[str, Any] = {"bytes_per_token": per_token}
     if geometry.indexer_owner:
-        per_token["indexer fp8"] = sum(geometry.indexer_owner) * geometry.indexer_bytes_per_token_per_layer
-        found["indexer_all_layers"] = geometry.num_layers * geometry.indexer_bytes_per_token_per_layer
+        per_token["indexer fp8"] = sum(geometry.indexer_owner) * indexer_bytes(geometry)
+        found["indexer_all_layers"] = geometry.num_layers * indexer_bytes(geometry)
     if geometry.state is not None:
         linear = geometry.count("linear")
         found["state_slot"] = {
-            "conv": linear * geometry.state.conv_bytes_per_layer(tp),
-            "ssm": linear * geometry.state.ssm_bytes_per_layer(tp),
+            "conv": linear * conv_bytes(geometry.state, tp),
+            "ssm": linear * ssm_bytes(geometry.state, tp),
         }
     return found
 
@@ -111,11 +112,11 @@ def test_bytes_of_every_model(name: str) -> None:
     ],
 )
 def test_derivations_by_hand(name: str, itemsize: int, tp: int, expected: int) -> None:
-    assert load_geometry(name).kv_bytes_per_token(itemsize, tp) == expected
+    assert kv_bytes(load_geometry(name), itemsize, tp) == expected
 
 
 def test_the_incident_in_tokens() -> None:
-    per_token = load_geometry("kimi-k2.5").kv_bytes_per_token(2, 8)
+    per_token = kv_bytes(load_geometry("kimi-k2.5"), 2, 8)
     assert [size * 10**9 // per_token for size in (48, 300)] == [683_060, 4_269_125]
     assert round(116_000 * per_token / 1e9, 2) == 8.15
 
@@ -125,11 +126,11 @@ def test_state_slots_by_hand() -> None:
     assert qwen.state is not None
     assert qwen.state.temporal_shape(1) == (64, 128, 128)
     assert qwen.state.conv_shape(1) == (64 * 128 + 2 * 16 * 128, 3)
-    assert qwen.state_slot_bytes(1) == 188_743_680 + 3_317_760
-    assert qwen.state_slot_bytes(1) // qwen.kv_bytes_per_token(2, 1) == 6_252
-    assert round(qwen.state_slot_bytes(8) / 1e6, 1) == 24.0
+    assert slot_bytes(qwen, 1) == 188_743_680 + 3_317_760
+    assert slot_bytes(qwen, 1) // kv_bytes(qwen, 2, 1) == 6_252
+    assert round(slot_bytes(qwen, 8) / 1e6, 1) == 24.0
     nano = load_geometry("nemotron-3-nano-30b-a3b")
-    assert nano.state_slot_bytes(1) == 23 * 64 * 64 * 128 * 4 + 23 * 6_144 * 3 * 2
+    assert slot_bytes(nano, 1) == 23 * 64 * 64 * 128 * 4 + 23 * 6_144 * 3 * 2
 
 
 # -- traps, one by one -----------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def test_text_config_two_levels_down() -> None:
         "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
         "thinker_config": {"text_config": inner},
     }
-    assert load_geometry(omni).kv_bytes_per_token(2, 1) == 98_304
+    assert kv_bytes(load_geometry(omni), 2, 1) == 98_304
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -231,7 +232,7 @@ def test_a_misleading_head_dim_does_not_reach_an_mla_row(name: str) -> None:
 @pytest.mark.parametrize("heads", [None, 1, 8, 128])
 def test_mla_ignores_its_kv_heads(heads: int | None) -> None:
     config = config_of("deepseek-v3") | {"num_key_value_heads": heads, "q_lora_rank": None}
-    assert load_geometry(config).kv_bytes_per_token(2, 8) == 70_272
+    assert kv_bytes(load_geometry(config), 2, 8) == 70_272
 
 
 def test_chatglm_names() -> None:
@@ -255,14 +256,14 @@ def test_a_window_that_is_switched_off() -> None:
 def test_a_mistral_window_covers_every_layer_with_the_same_heads() -> None:
     old = load_geometry(config_of("mistral-7b") | {"sliding_window": 4096})
     assert (old.count("swa"), old.window, old.full) == (32, 4096, old.swa)
-    assert old.kv_bytes_per_token(2, 1) == load_geometry("mistral-7b").kv_bytes_per_token(2, 1)
+    assert kv_bytes(old, 2, 1) == kv_bytes(load_geometry("mistral-7b"), 2, 1)
 
 
 def test_infinity_and_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text("\ufeff" + json.dumps(config_of("nemotron-h-56b") | {"time_step_limit": [0.0, float("inf")]}))
     assert "Infinity" in path.read_text()
-    assert load_geometry(path).kv_bytes_per_token(2, 8) == 5_120
+    assert kv_bytes(load_geometry(path), 2, 8) == 5_120
 
 
 def test_null_kv_heads_and_nemotron_nas_are_refused() -> None:
@@ -305,7 +306,7 @@ def test_dtype_at_the_top_level_only() -> None:
 )
 def test_replication_across_ranks(name: str, tp: int, aggregate: int) -> None:
     geometry = load_geometry(name)
-    assert tp * geometry.kv_bytes_per_token(2, tp) == aggregate * geometry.kv_bytes_per_token(2, 1)
+    assert tp * kv_bytes(geometry, 2, tp) == aggregate * kv_bytes(geometry, 2, 1)
 
 
 def test_ten_heads_split_by_divisors_only() -> None:
@@ -336,7 +337,7 @@ def test_gqa_class_with_an_mla_key_is_not_guessed() -> None:
     text_of(odd).update(kv_lora_rank=256, qk_rope_head_dim=64)
     with pytest.raises(UnknownFact, match="kv_lora_rank"):
         load_geometry(odd)
-    assert load_geometry(odd, overrides={"kind": "mla"}).kv_bytes_per_token(2, 8) == 40 * 320 * 2
+    assert kv_bytes(load_geometry(odd, overrides={"kind": "mla"}), 2, 8) == 40 * 320 * 2
 
 
 def test_mimo_and_gemma_have_other_heads_on_their_sliding_layers() -> None:
@@ -360,8 +361,6 @@ def test_dsv4_pages() -> None:
     assert [compressed.page_item_bytes(slots) for slots in (64, 2, 256)] == [37_440, 1_728, 149_760]
     assert flash.layer_kinds[:4] == ("none", "none", "c4", "c128")
     assert flash.window == 128 and flash.draft_layers == 1
-    with pytest.raises(UsageError, match="per page"):
-        flash.row_bytes("c4", 2, 1)
 
 
 def test_state_dtypes() -> None:
@@ -369,8 +368,8 @@ def test_state_dtypes() -> None:
     text_of(config)["mamba_ssm_dtype"] = "bfloat16"
     half, whole = load_geometry(config), load_geometry("qwen3.5-27b")
     assert half.state is not None and whole.state is not None
-    assert 2 * half.state.ssm_bytes_per_layer(1) == whole.state.ssm_bytes_per_layer(1)
-    assert half.state.conv_bytes_per_layer(1) == whole.state.conv_bytes_per_layer(1)
+    assert 2 * ssm_bytes(half.state, 1) == ssm_bytes(whole.state, 1)
+    assert conv_bytes(half.state, 1) == conv_bytes(whole.state, 1)
     text_of(config)["mamba_ssm_dtype"] = "int8"
     with pytest.raises(InputError, match="mamba_ssm_dtype"):
         load_geometry(config)
@@ -497,12 +496,12 @@ def test_inline_geometries() -> None:
         }
     )
     assert (dsa.name, dsa.confidence, dsa.draft_layers) == ("GLM-5.2", "inline", 1)
-    assert dsa.kv_bytes_per_token(2, 8) == dsa.kv_bytes_per_token(1, 1) == 44_928
-    assert sum(dsa.indexer_owner) * dsa.indexer_bytes_per_token_per_layer == 10_296
+    assert kv_bytes(dsa, 2, 8) == kv_bytes(dsa, 1, 1) == 44_928
+    assert sum(dsa.indexer_owner) * indexer_bytes(dsa) == 10_296
     gqa = load_geometry({"kind": "gqa", "num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128})
-    assert gqa.kv_bytes_per_token(2, 1) == 131_072
+    assert kv_bytes(gqa, 2, 1) == 131_072
     mla = load_geometry({"kind": "mla", "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64})
-    assert mla.kv_bytes_per_token(2, 8) == 70_272
+    assert kv_bytes(mla, 2, 8) == 70_272
     mixed = load_geometry(
         {
             "kind": "gqa",
@@ -572,7 +571,7 @@ def test_an_unknown_architecture_is_refused_until_told() -> None:
     with pytest.raises(UnknownFact, match="head_dim"):
         load_geometry(config, overrides={"kind": "gqa"})
     told = load_geometry(config, overrides={"kind": "gqa", "head_dim": 128})
-    assert told.kv_bytes_per_token(2, 1) == 131_072
+    assert kv_bytes(told, 2, 1) == 131_072
     assert told.notes == ("given explicitly: head_dim, kind",)
     with pytest.raises(UnknownFact, match=r"layer_kinds \(the config has sliding_window"):
         load_geometry({**config, "sliding_window": 4096}, overrides={"kind": "gqa", "head_dim": 128})
@@ -580,11 +579,11 @@ def test_an_unknown_architecture_is_refused_until_told() -> None:
 
 def test_an_unknown_wrapper_of_a_known_text_model() -> None:
     config = config_of("kimi-k2.5") | {"architectures": ["KimiK99ForConditionalGeneration"]}
-    assert load_geometry(config).kv_bytes_per_token(2, 8) == 70_272
+    assert kv_bytes(load_geometry(config), 2, 8) == 70_272
 
 
 def test_overrides_beat_the_file_and_slips_are_named() -> None:
-    assert load_geometry("llama-3.1-8b", overrides={"num_key_value_heads": 4}).kv_bytes_per_token(2, 1) == 65_536
+    assert kv_bytes(load_geometry("llama-3.1-8b", overrides={"num_key_value_heads": 4}), 2, 1) == 65_536
     assert load_geometry("llama-3.1-8b", overrides={"num_key_value_heads": 4}).confidence == "inline"
     with pytest.raises(UsageError, match="did you mean num_key_value_heads"):
         load_geometry("llama-3.1-8b", overrides={"num_kv_heads": 4})
@@ -682,12 +681,12 @@ def test_removing_facts_never_gives_a_silent_guess(data: st.DataObject) -> None:
 )
 def test_heads_scale(heads: int, dim: int, v_dim: int, tp: int, size: int) -> None:
     shape = HeadShape(heads, dim, v_dim)
-    per_rank = shape.bytes_per_token_per_layer(size, tp)
-    assert per_rank == size * shape.bytes_per_token_per_layer(1, tp)
-    assert HeadShape(2 * heads, dim, v_dim).bytes_per_token_per_layer(size, 2 * tp) == per_rank
-    assert per_rank <= shape.bytes_per_token_per_layer(size, 1)
+    per_rank = head_bytes(shape, size, tp)
+    assert per_rank == size * head_bytes(shape, 1, tp)
+    assert head_bytes(HeadShape(2 * heads, dim, v_dim), size, 2 * tp) == per_rank
+    assert per_rank <= head_bytes(shape, size, 1)
     if shape.splits_evenly(tp):
-        assert tp * per_rank == shape.bytes_per_token_per_layer(size, 1) * max(1, tp // heads)
+        assert tp * per_rank == head_bytes(shape, size, 1) * max(1, tp // heads)
 
 
 @given(st.sampled_from(MODELS), st.data())
@@ -744,7 +743,7 @@ def test_arbitrary_json_is_read_or_refused(
         assert str(error)
         return
     assert geometry.num_layers >= 1
-    assert all(geometry.row_bytes(kind, 2, 1) > 0 for kind in geometry.layer_kinds if kind in ("full", "swa"))
+    assert all(kv_bytes(geometry, 2, 1, (kind,)) > 0 for kind in ("full", "swa") if geometry.count(kind))
 
 
 @given(JSON)

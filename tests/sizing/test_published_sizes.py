@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from model_bytes import conv_bytes, indexer_bytes, kv_bytes, ssm_bytes
 
 from hicache_lab.base.units import GB, GIB
 from hicache_lab.sizing.geometry import HeadShape, ModelGeometry, load_geometry
@@ -32,14 +33,12 @@ BytesPerSlot = Callable[[ModelGeometry, int], int]
 
 
 def kv(itemsize: int) -> BytesPerSlot:
-    return lambda geometry, tp: geometry.kv_bytes_per_token(itemsize, tp)
+    return lambda geometry, tp: kv_bytes(geometry, itemsize, tp)
 
 
 def rows(row_bytes: int, *, indexer: bool) -> BytesPerSlot:
     """MLA rows of a fixed width (656: FlashMLA's fp8 rows), with or without the indexer's keys."""
-    return lambda geometry, _tp: (
-        geometry.num_layers * (row_bytes + indexer * geometry.indexer_bytes_per_token_per_layer)
-    )
+    return lambda geometry, _tp: geometry.num_layers * (row_bytes + indexer * indexer_bytes(geometry))
 
 
 def _one(heads: HeadShape | None, tp: int, itemsize: int, *, value: bool) -> int:
@@ -57,12 +56,12 @@ def value(kind: str, itemsize: int) -> BytesPerSlot:
 
 def conv(g: ModelGeometry, tp: int) -> int:
     assert g.state is not None
-    return g.count("linear") * g.state.conv_bytes_per_layer(tp)
+    return g.count("linear") * conv_bytes(g.state, tp)
 
 
 def ssm(g: ModelGeometry, tp: int) -> int:
     assert g.state is not None
-    return g.count("linear") * g.state.ssm_bytes_per_layer(tp)
+    return g.count("linear") * ssm_bytes(g.state, tp)
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ HOST = [
     Printed(
         "GLM-5.1",
         4,
-        lambda g, _tp: sum(g.indexer_owner) * g.indexer_bytes_per_token_per_layer,
+        lambda g, _tp: sum(g.indexer_owner) * indexer_bytes(g),
         3_423_488,
         "35.25",
         10_296,
@@ -163,5 +162,5 @@ def test_host_pool_lines(row: Printed) -> None:
 
 def test_indexer_share_of_fp8_rows() -> None:
     """A report prints 45.49 GB of indexer beside 226.06 GB of 656-byte rows (indexed report 66691467224)."""
-    indexer = load_geometry("DeepSeek-V3.2").indexer_bytes_per_token_per_layer
+    indexer = indexer_bytes(load_geometry("DeepSeek-V3.2"))
     assert round(45.49 / 226.06, 4) == round(indexer / 656, 4)

@@ -4,8 +4,8 @@ Only the model is described here. What a given SGLang release allocates for it (
 architecture, which indexer keys are counted, how a draft is packed) is a rule of that release: ``releases``.
 
 >>> from hicache_lab.sizing.geometry import load_geometry
->>> load_geometry("kimi-k2.5").kv_bytes_per_token(itemsize=2, tp=8)
-70272
+>>> load_geometry("kimi-k2.5").latent
+LatentShape(kv_lora_rank=512, qk_rope_head_dim=64)
 """
 
 from hicache_lab.sizing.geometry.load import load_geometry

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 from hicache_lab.base.errors import UsageError
+from hicache_lab.sizing.rows import indexer_bytes_per_layer
 
 LAYER_KINDS = ("full", "swa", "linear", "none", "c4", "c128")
 
@@ -55,15 +55,6 @@ class HeadShape:
         _check_tp(tp)
         return self.kv_heads % tp == 0 if self.kv_heads >= tp else tp % self.kv_heads == 0
 
-    def bytes_per_token_per_layer(self, itemsize: int, tp: int) -> int:
-        """Bytes of one token's key and value in one layer on one rank.
-
-        Args:
-            itemsize: bytes of one stored element (bf16 2, fp8 1).
-            tp: ranks that share the attention heads (``tp_size``, divided by ``dp_size`` under DP attention).
-        """
-        return self.heads_per_rank(tp) * (self.head_dim + self.v_head_dim) * itemsize
-
 
 @dataclass(frozen=True)
 class LatentShape:
@@ -76,10 +67,6 @@ class LatentShape:
     def row_elements(self) -> int:
         """Elements of one token's row in one layer."""
         return self.kv_lora_rank + self.qk_rope_head_dim
-
-    def bytes_per_token_per_layer(self, itemsize: int) -> int:
-        """Bytes of one token's row in one layer, on every rank, whatever the TP size."""
-        return self.row_elements * itemsize
 
 
 @dataclass(frozen=True)
@@ -116,15 +103,7 @@ class CompressedShape:
 
     def indexer_page_item_bytes(self, slots: int) -> int:
         """Bytes of one c4 layer's page of ``slots`` indexer keys."""
-        return slots * indexer_row_bytes(self.index_head_dim)
-
-
-def indexer_row_bytes(index_head_dim: int) -> int:
-    """Bytes of one token's DSA indexer key in one layer: fp8 elements and one fp32 scale per 128 of them.
-
-    Source: 0.5.9 ``mem_cache/memory_pool_host.py:NSATokenToKVPoolHost``; the same in every later release.
-    """
-    return index_head_dim + index_head_dim // 128 * 4
+        return slots * indexer_bytes_per_layer(self.index_head_dim)
 
 
 @dataclass(frozen=True)
@@ -168,18 +147,6 @@ class StateShape:
     def temporal_shape(self, tp: int = 1) -> tuple[int, int, int]:
         """Shape of the recurrent state on one rank: heads × head dimension × state size."""
         return _share(f"{self.kind} heads", self.heads, tp), self.head_dim, self.state_size
-
-    def conv_bytes_per_layer(self, tp: int = 1) -> int:
-        """Bytes of one slot's convolution window in one layer on one rank."""
-        return prod(self.conv_shape(tp)) * ITEMSIZES[self.conv_dtype]
-
-    def ssm_bytes_per_layer(self, tp: int = 1) -> int:
-        """Bytes of one slot's recurrent state in one layer on one rank."""
-        return prod(self.temporal_shape(tp)) * ITEMSIZES[self.ssm_dtype]
-
-    def slot_bytes_per_layer(self, tp: int = 1) -> int:
-        """Bytes of one slot in one layer on one rank, window and state."""
-        return self.conv_bytes_per_layer(tp) + self.ssm_bytes_per_layer(tp)
 
 
 @dataclass(frozen=True)
@@ -284,35 +251,3 @@ class ModelGeometry:
         first_long = pp_size - rest
         start = stage * each + max(0, stage - first_long)
         return slice(start, start + each + (stage >= first_long))
-
-    def row_bytes(self, kind: str, itemsize: int, tp: int) -> int:
-        """Bytes of one token in one layer of a kind ("full", "swa"; 0 for "linear" and "none") on one rank.
-
-        Raises:
-            UsageError: c4 and c128 layers have bytes per page only (``compressed``).
-        """
-        if kind in ("linear", "none"):
-            return 0
-        if kind in ("c4", "c128"):
-            raise UsageError(f"{self.name}: a {kind} layer has bytes per page, not per token")
-        if self.kv_row_bytes is not None:
-            return self.kv_row_bytes
-        if self.latent is not None:
-            return self.latent.bytes_per_token_per_layer(itemsize)
-        heads = self.swa if kind == "swa" else self.full
-        if heads is None:
-            raise UsageError(f"{self.name}: the model has no {kind} layers")
-        return heads.bytes_per_token_per_layer(itemsize, tp)
-
-    def kv_bytes_per_token(self, itemsize: int, tp: int, kinds: tuple[str, ...] = ("full", "swa")) -> int:
-        """Bytes of one token in all layers of the given kinds on one rank, the indexer not counted."""
-        return sum(self.row_bytes(kind, itemsize, tp) for kind in self.layer_kinds if kind in kinds)
-
-    @property
-    def indexer_bytes_per_token_per_layer(self) -> int:
-        """Bytes of one token's indexer key in one owning layer; 0 when the model has no indexer."""
-        return 0 if self.index_head_dim is None else indexer_row_bytes(self.index_head_dim)
-
-    def state_slot_bytes(self, tp: int) -> int:
-        """Bytes of one state slot in all linear layers on one rank."""
-        return 0 if self.state is None else self.count("linear") * self.state.slot_bytes_per_layer(tp)
