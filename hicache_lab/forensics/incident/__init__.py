@@ -4,7 +4,7 @@ from hicache_lab.forensics.incident.diagnosis import RULES, Diagnosis, diagnose
 from hicache_lab.forensics.incident.facts import Evidence, Facts, gather
 from hicache_lab.forensics.incident.findings import Finding
 from hicache_lab.forensics.incident.launches import run_facts
-from hicache_lab.forensics.incident.memory import Sample, read_memory
+from hicache_lab.forensics.incident.memory import MemoryReading, read_memory
 
 __all__ = [
     "RULES",
@@ -12,7 +12,7 @@ __all__ = [
     "Evidence",
     "Facts",
     "Finding",
-    "Sample",
+    "MemoryReading",
     "diagnose",
     "gather",
     "read_memory",

@@ -10,7 +10,7 @@ from hicache_lab.base.units import format_gb
 from hicache_lab.forensics.incident.folder import Files, sort_files
 from hicache_lab.forensics.incident.kernel import KernelLog, read_kernel_log
 from hicache_lab.forensics.incident.kills import same_kill, server_like
-from hicache_lab.forensics.incident.memory import Sample, lowest, read_memory
+from hicache_lab.forensics.incident.memory import MemoryReading, lowest, read_memory
 from hicache_lab.forensics.incident.oom_reports import once
 from hicache_lab.forensics.incident.question import (
     Stated,
@@ -29,7 +29,7 @@ class Evidence:
     text: str
 
     @classmethod
-    def of(cls, event: ev.Event | Sample) -> Evidence:
+    def of(cls, event: ev.Event | MemoryReading) -> Evidence:
         """The line an event or a sample stands in."""
         prefix = event.prefix if isinstance(event, ev.Event) else ""
         return cls(event.where.file, event.where.line, f"{prefix}{event.text}"[:400])
@@ -53,7 +53,7 @@ class Facts:
 
     log: Log
     kernel: tuple[KernelLog, ...] = ()
-    memory: tuple[Sample, ...] = ()
+    memory: tuple[MemoryReading, ...] = ()
     stated: Stated = field(default_factory=Stated)
 
     @property
@@ -109,7 +109,7 @@ class Facts:
                 )
         return None
 
-    def lowest_left(self) -> Sample | None:
+    def lowest_left(self) -> MemoryReading | None:
         """The sample with the least memory left."""
         return lowest(self.memory, lambda sample: sample.left_bytes)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from hicache_lab.forensics.incident.facts import Evidence
 from hicache_lab.forensics.incident.launches import RunFacts
-from hicache_lab.forensics.incident.memory import Sample
+from hicache_lab.forensics.incident.memory import MemoryReading
 from hicache_lab.forensics.logs import events as ev
 
 Confidence = Literal["high", "medium", "low"]
@@ -104,6 +104,6 @@ def rule(
     return register
 
 
-def quotes(events: Sequence[ev.Event | Sample], most: int = 8) -> tuple[Evidence, ...]:
+def quotes(events: Sequence[ev.Event | MemoryReading], most: int = 8) -> tuple[Evidence, ...]:
     """The lines of the first events."""
     return tuple(Evidence.of(event) for event in events[:most])

@@ -10,7 +10,7 @@ from functools import cached_property
 from hicache_lab.base.units import GB, format_gb
 from hicache_lab.forensics.incident.facts import Amount, Evidence, Facts
 from hicache_lab.forensics.incident.kills import ZONE_SHIFTS, is_at_the_end_of, is_during, server_like
-from hicache_lab.forensics.incident.memory import Sample, lowest
+from hicache_lab.forensics.incident.memory import MemoryReading, lowest
 from hicache_lab.forensics.incident.question import (
     LaunchFacts,
     LaunchQuestion,
@@ -126,7 +126,7 @@ class RunFacts:
                 return Amount(capacity.available_cpu_bytes, "printed by the server", (Evidence.of(capacity),))
         return None
 
-    def _sample_before(self, moment: datetime | None) -> Sample | None:
+    def _sample_before(self, moment: datetime | None) -> MemoryReading | None:
         timed = [s for s in self.facts.memory if s.at is not None and s.left_bytes is not None]
         if moment is None or not timed:
             return None
@@ -189,7 +189,7 @@ class RunFacts:
         return bool(self.deaths or self.kills)
 
     @property
-    def exhausted(self) -> Sample | None:
+    def exhausted(self) -> MemoryReading | None:
         """A sample after the pools began that shows less left than the reserve."""
         first = min((pool.at for pool in self.run.host_pools if pool.at is not None), default=None)
         sample = lowest(
@@ -257,7 +257,7 @@ class RunFacts:
     @property
     def memory_evidence(self) -> tuple[Evidence, ...]:
         """Kills, deaths and the emptiest sample."""
-        shown: list[ev.Event | Sample] = [
+        shown: list[ev.Event | MemoryReading] = [
             *self.kills[:8],
             *self.deaths[:8],
             *([self.exhausted] if self.exhausted is not None else []),

@@ -32,7 +32,7 @@ class ProcessShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class MemoryReading:
     """One look at the host. Bytes; None where the form does not carry it. ``at`` has no zone, as printed."""
 
     where: SourceLine
@@ -64,7 +64,7 @@ class Sample:
         return self.available_bytes if self.available_bytes is not None else self.free_bytes
 
 
-_SIZES = tuple(f.name for f in fields(Sample) if f.name.endswith("_bytes"))
+_SIZES = tuple(f.name for f in fields(MemoryReading) if f.name.endswith("_bytes"))
 _ALIASES = {
     "mem_total": "total", "memtotal": "total", "mem_available": "available", "memavailable": "available",
     "mem_used": "used", "mem_free": "free", "memfree": "free", "shared": "shmem", "swap": "swap_used",
@@ -77,7 +77,7 @@ _MOST = 2.0**63
 _HUMAN = re.compile(r"(\d+(?:[.,]\d+)?)(Ki|Mi|Gi|Ti|K|M|G|T|B)?$")
 
 
-def read_memory(path: str) -> list[Sample]:
+def read_memory(path: str) -> list[MemoryReading]:
     """Read a memory series of any known form, recognised by its content.
 
     Raises:
@@ -100,11 +100,11 @@ def holds_samples(path: str, lines: list[str]) -> bool:
     return any(next(reader(path, lines), None) is not None for reader in _readers())
 
 
-def _readers() -> tuple[Callable[[str, list[str]], Iterator[Sample]], ...]:
+def _readers() -> tuple[Callable[[str, list[str]], Iterator[MemoryReading]], ...]:
     return (_json_lines, _csv, _free, _vmstat, _meminfo, _node_exporter)
 
 
-def _json_lines(path: str, lines: list[str]) -> Iterator[Sample]:
+def _json_lines(path: str, lines: list[str]) -> Iterator[MemoryReading]:
     for number, line in enumerate(lines, 1):
         if not line.startswith("{"):
             continue
@@ -125,14 +125,14 @@ def _json_lines(path: str, lines: list[str]) -> Iterator[Sample]:
             if isinstance(one, dict) and isinstance(one.get("pid"), int) and isinstance(one.get("rss_bytes"), int)
         )
         at = find_time(str(raw.get("at", "")))
-        yield Sample(where=SourceLine(path, number), at=at, processes=shares, text=line[:300], **sizes)
+        yield MemoryReading(where=SourceLine(path, number), at=at, processes=shares, text=line[:300], **sizes)
 
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _csv(path: str, lines: list[str]) -> Iterator[Sample]:
+def _csv(path: str, lines: list[str]) -> Iterator[MemoryReading]:
     start = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), None)
     if start is None:
         return
@@ -151,7 +151,7 @@ def _csv(path: str, lines: list[str]) -> Iterator[Sample]:
             elif name in _SIZES and (number_of := _float(cell)) is not None:
                 values[name] = round(number_of * factor)
         if values:
-            yield Sample(where=SourceLine(path, number), at=at, text=line[:300], **values)
+            yield MemoryReading(where=SourceLine(path, number), at=at, text=line[:300], **values)
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
@@ -200,7 +200,7 @@ def free_unit(total: float) -> int:
     return 1
 
 
-def _free(path: str, lines: list[str]) -> Iterator[Sample]:
+def _free(path: str, lines: list[str]) -> Iterator[MemoryReading]:
     header: list[str] = []
     at = None
     for number, line in enumerate(lines, 1):
@@ -223,7 +223,7 @@ def _free(path: str, lines: list[str]) -> Iterator[Sample]:
             amount = _human(cell)
             if name in names and amount is not None:
                 values[names[name]] = round(amount * factor)
-        yield Sample(where=SourceLine(path, number), at=find_time(line) or at, text=line[:300], **values)
+        yield MemoryReading(where=SourceLine(path, number), at=find_time(line) or at, text=line[:300], **values)
 
 
 def _human(cell: str) -> float | None:
@@ -234,7 +234,7 @@ def _human(cell: str) -> float | None:
     return amount * (HUMAN_SUFFIXES[match[2]] if match[2] else 1) if amount is not None else None
 
 
-def _vmstat(path: str, lines: list[str]) -> Iterator[Sample]:
+def _vmstat(path: str, lines: list[str]) -> Iterator[MemoryReading]:
     header: list[str] = []
     found: list[tuple[int, str, dict[str, str]]] = []
     for number, line in enumerate(lines, 1):
@@ -251,7 +251,7 @@ def _vmstat(path: str, lines: list[str]) -> Iterator[Sample]:
         free, swap = _float(row.get("free", "")), _float(row["swpd"])
         if free is None:
             continue
-        yield Sample(
+        yield MemoryReading(
             where=SourceLine(path, number),
             at=find_time(line),
             free_bytes=round(free * factor),
@@ -268,7 +268,7 @@ def vmstat_unit(most: float) -> int:
     return MIB if 0 < most < 2e6 else KIB
 
 
-def _meminfo(path: str, lines: list[str]) -> Iterator[Sample]:
+def _meminfo(path: str, lines: list[str]) -> Iterator[MemoryReading]:
     rows: dict[str, int] = {}
     begun = 0
     at = next_at = None
@@ -281,24 +281,24 @@ def _meminfo(path: str, lines: list[str]) -> Iterator[Sample]:
             if not rows:
                 begun, at, next_at = number, next_at, None
             rows[match[1]] = int(match[2])
-        elif (seen := find_time(line)) is not None:
-            next_at = seen
+        elif (at_line := find_time(line)) is not None:
+            next_at = at_line
     yield from _meminfo_sample(path, begun, at, rows)
 
 
-def _meminfo_sample(path: str, line: int, at: datetime | None, rows: dict[str, int]) -> Iterator[Sample]:
+def _meminfo_sample(path: str, line: int, at: datetime | None, rows: dict[str, int]) -> Iterator[MemoryReading]:
     if "MemTotal" not in rows:
         return
     yield _named(path, line, at, {name: value * KIB for name, value in rows.items()}, rows)
 
 
-def _named(path: str, line: int, at: datetime | None, sizes: dict[str, int], counts: dict[str, int]) -> Sample:
+def _named(path: str, line: int, at: datetime | None, sizes: dict[str, int], counts: dict[str, int]) -> MemoryReading:
     page = sizes.get("Hugepagesize", 0)
     swap = sizes.get("SwapTotal", 0) - sizes.get("SwapFree", 0) if "SwapTotal" in sizes else None
     shown = "  ".join(
         f"{name} {counts[name]}" for name in ("MemTotal", "MemAvailable", "Shmem", "HugePages_Total") if name in counts
     )
-    return Sample(
+    return MemoryReading(
         where=SourceLine(path, line),
         at=at,
         total_bytes=sizes.get("MemTotal"),
@@ -312,7 +312,7 @@ def _named(path: str, line: int, at: datetime | None, sizes: dict[str, int], cou
     )
 
 
-def _node_exporter(path: str, lines: list[str]) -> Iterator[Sample]:
+def _node_exporter(path: str, lines: list[str]) -> Iterator[MemoryReading]:
     rows: dict[str, int] = {}
     begun = 0
     at = next_at = None
@@ -334,7 +334,7 @@ def _node_exporter(path: str, lines: list[str]) -> Iterator[Sample]:
         yield _named(path, begun, at, rows, rows)
 
 
-def lowest(samples: Iterable[Sample], value: Callable[[Sample], int | None]) -> Sample | None:
+def lowest(samples: Iterable[MemoryReading], value: Callable[[MemoryReading], int | None]) -> MemoryReading | None:
     """The sample with the smallest known value."""
     known = [sample for sample in samples if value(sample) is not None]
     return min(known, key=lambda sample: value(sample) or 0, default=None)

@@ -10,7 +10,7 @@ from typing import Literal
 from hicache_lab.base.units import format_both, format_gb
 from hicache_lab.forensics.incident.facts import Evidence, Facts
 from hicache_lab.forensics.incident.launches import RunFacts, run_facts
-from hicache_lab.forensics.incident.memory import Sample, lowest
+from hicache_lab.forensics.incident.memory import MemoryReading, lowest
 from hicache_lab.forensics.logs import events as ev
 
 Source = Literal["server", "kernel", "memory"]
@@ -36,18 +36,18 @@ def timeline(facts: Facts) -> list[Moment]:
 
     Repetitions by many ranks become one moment that counts them.
     """
-    moments = [moment for seen in run_facts(facts) for moment in _of_run(seen)]
+    moments = [moment for launch in run_facts(facts) for moment in _of_run(launch)]
     moments += _of_memory(facts)
     timed = sorted((m for m in moments if m.at is not None), key=lambda m: (m.at, m.source))
     return timed + [m for m in moments if m.at is None] + _untimed_kills(facts)
 
 
-def _of_run(seen: RunFacts) -> Iterator[Moment]:
-    run = seen.run
+def _of_run(launch: RunFacts) -> Iterator[Moment]:
+    run = launch.run
     for args in run.of(ev.ServerArgs):
-        size = f" --hicache-size {seen.size_gb:g}" if seen.size_gb else ""
+        size = f" --hicache-size {launch.size_gb:g}" if launch.size_gb else ""
         ranks = f", {run.ranks} rank(s)" if run.ranks else ""
-        yield Moment(args.at, "server", f"launch{size}{ranks}", seen.size_evidence[0], True)
+        yield Moment(args.at, "server", f"launch{size}{ranks}", launch.size_evidence[0], True)
     yield from _milestones(run.of(ev.Milestone))
     pools = run.host_pools
     if pools:
@@ -68,9 +68,9 @@ def _of_run(seen: RunFacts) -> Iterator[Moment]:
         times = f" ({total} times)" if total > 1 else ""
         first = min(events, key=lambda event: (event.at or datetime.max, event.where.line))
         yield Moment(first.at, "server", f"{first.headline}{times}", Evidence.of(first), True, first.text[:160])
-    for kill in seen.kills:
+    for kill in launch.kills:
         if kill.at is not None:
-            yield _kill(kill, seen.kill_shift)
+            yield _kill(kill, launch.kill_shift)
 
 
 _STEPS = {
@@ -83,10 +83,10 @@ _STEPS = {
 
 
 def _milestones(milestones: Iterator[ev.Milestone]) -> Iterator[Moment]:
-    said: set[str] = set()
+    shown: set[str] = set()
     for milestone in milestones:
-        if milestone.name in _STEPS and milestone.name not in said:
-            said.add(milestone.name)
+        if milestone.name in _STEPS and milestone.name not in shown:
+            shown.add(milestone.name)
             yield Moment(
                 milestone.at, "server", _STEPS[milestone.name], Evidence.of(milestone), milestone.name == "ready"
             )
@@ -117,7 +117,7 @@ def _of_memory(facts: Facts) -> Iterator[Moment]:
         yield _memory(low, "least memory left", important=True)
 
 
-def _memory(sample: Sample, words: str, *, important: bool = False) -> Moment:
+def _memory(sample: MemoryReading, words: str, *, important: bool = False) -> Moment:
     left = format_gb(sample.left_bytes or 0)
     used = f", {format_gb(sample.in_use_bytes)} in use" if sample.in_use_bytes is not None else ""
     return Moment(sample.at, "memory", f"{words}: {left} left{used}", Evidence.of(sample), important)

@@ -112,13 +112,13 @@ def samples(
     """
     if not interval_s > 0:
         raise UsageError(f"--interval: expected seconds above 0, got {interval_s}")
-    given = list(pids)
+    fixed = list(pids)
     taken = 0
     begun = time.monotonic()
     while count is None or taken < count:
-        wanted = sorted({*given, *(sglang_pids() if all_sglang else ())})
+        watched = sorted({*fixed, *(sglang_pids() if all_sglang else ())})
         host = read_host(proc_root=proc_root, sys_root=sys_root, processes=0)
-        yield look(wanted, at=now(), host=host, proc_root=proc_root)
+        yield look(watched, at=now(), host=host, proc_root=proc_root)
         taken += 1
         # the pace is kept although a sample takes time itself
         due = begun + taken * interval_s

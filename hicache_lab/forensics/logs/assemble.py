@@ -14,7 +14,7 @@ from typing import Any
 from hicache_lab.base.secrets import redact
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.batch import BOOLEANS, is_integer, parse_batch
-from hicache_lab.forensics.logs.patterns import LINES, MARKS, exception_of, match_message, unwrap
+from hicache_lab.forensics.logs.patterns import LINES, QUOTING, exception_of, match_message, unwrap
 from hicache_lab.forensics.logs.prefix import Head, records
 
 # what containers, schedulers and the kernel log put before a line that has no prefix of its own
@@ -75,10 +75,10 @@ class Assembler:
 
     def feed(self, line: str, where: ev.SourceLine, *, ended: bool = True) -> Iterator[ev.Event]:
         """One physical line without its newline; ``ended`` is false if the file stopped before a newline."""
-        whole = self._container(line)
-        if whole is None:
+        text = self._container(line)
+        if text is None:
             return
-        heads = records(whole)
+        heads = records(text)
         if len(heads) > 1 and heads[1].headed and not heads[0].headed:
             self.saw_prefix(heads[0].message)
         for head in heads:
@@ -112,7 +112,7 @@ class Assembler:
         if dead is not None:
             yield dead
         if isinstance(event, ev.ProcessDeath) and event.variant == "dead" and event.exit_code is None:
-            # its exit code is a record of its own
+            # the exit code follows as a record of its own
             self._dead = event
         else:
             yield event
@@ -149,7 +149,7 @@ class Assembler:
         return next((trace for trace in self._traces if trace.inside), None)
 
     def _container(self, line: str) -> str | None:
-        # docker's json-file and CRI cut records at 16 KiB; the parts are joined again. Others name their text otherwise
+        # docker's json-file and CRI cut records at 16 KiB; the parts are joined. Other loggers name fields otherwise
         if line.startswith('{"'):
             try:
                 entry = json.loads(line)
@@ -157,7 +157,7 @@ class Assembler:
                 return line
             text = next((entry[key] for key in ("log", "MESSAGE", "message", "msg") if key in entry), None)
             if not isinstance(text, str):
-                # a request or a statistic as JSON: what looks like a record in it is somebody's prompt
+                # a request or a statistic as JSON: what looks like a record in it is part of a prompt
                 return None
             stream = "json:" + str(entry.get("stream"))
             if "log" in entry and "stream" in entry and not text.endswith("\n"):
@@ -192,10 +192,10 @@ class Assembler:
                 at, rank = (before.at, before.rank) if before else (None, ev.Rank())
                 self._traces.append(_Trace(where, at, rank, None, stripped))
             return
-        found = exception_of(stripped) if text[:1].strip() else None
-        if found is not None:
+        exception = exception_of(stripped) if text[:1].strip() else None
+        if exception is not None:
             yield from self.interrupt()
-            self._exception(found, stripped, where)
+            self._exception(exception, stripped, where)
             return
         trace = self._open()
         if trace is not None and self._pending is None:
@@ -203,7 +203,7 @@ class Assembler:
             return
         if self._join(stripped, line):
             return
-        for message in (text, text.strip(MARKS)):
+        for message in (text, text.strip(QUOTING)):
             lines = self._statement(message)
             if lines is not None:
                 yield from self.interrupt()
@@ -213,7 +213,7 @@ class Assembler:
 
     def _inner(self, line: str) -> str:
         text = line
-        # what stood before the last record stands before its other lines too, with other numbers in it
+        # a record's other lines have the same prefix, with other numbers in it
         size = len(self._outer)
         if 3 < size < len(line) and line[:size].translate(_DIGITS) == self._outer:
             text = line[size:]
@@ -229,15 +229,15 @@ class Assembler:
         if parse_batch(message):
             return 0
         match = match_message(message)
-        # without a prefix only a statement with all its marks counts, not a line of prose that begins like one
+        # a line without a prefix counts only if all of a statement is there; prose may begin like one
         return match[0].lines if match is not None and match[0].variant != "host.other" else None
 
-    def _exception(self, found: tuple[str, str], text: str, where: ev.SourceLine) -> None:
+    def _exception(self, exception: tuple[str, str], text: str, where: ev.SourceLine) -> None:
         trace = self._open() or (self._traces[-1] if self._traces else None)
         at, rank = (trace.at, trace.rank) if trace else (None, ev.Rank())
         head = Head(at, rank, text, headed=False)
         event = self._event(head, where, cut=False)
-        if "CUDA error: invalid argument" in found[1] and trace is not None and trace.pinning:
+        if "CUDA error: invalid argument" in exception[1] and trace is not None and trace.pinning:
             event = ev.PinFailure(where=where, at=at, rank=rank, text=text, variant="pin")
         elif isinstance(event, ev.Failure):
             event = replace(event, process=event.process or (trace.process if trace else None))
@@ -251,25 +251,27 @@ class Assembler:
         if pending is None or not stripped or pending.joins >= 4:
             return False
         message = pending.head.message
-        # several lines by nature, or wrapped by a terminal: it then broke off without an end
-        natural = pending.lines > 0
+        # a statement that SGLang prints on several lines, or one that a terminal wrapped: it then ends in mid-sentence
+        is_multiline = pending.lines > 0
         wrapped = line[:1] in " \t" or message.rstrip().endswith(",") or (len(message) > 30 and message[-1:].isalnum())
-        if not (natural or wrapped) or any(self._statement(one) is not None for one in (stripped, unwrap(stripped))):
+        if not (is_multiline or wrapped) or any(
+            self._statement(one) is not None for one in (stripped, unwrap(stripped))
+        ):
             return False
-        joined = message.rstrip() + ("\n" if natural else " ") + stripped
+        joined = message.rstrip() + ("\n" if is_multiline else " ") + stripped
         head = replace(pending.head, message=joined)
         event = self._event(head, pending.where, cut=False)
         if (
             event is None
             or isinstance(event, ev.Failure)
-            or (pending.event is not None and not _tells_as_much(event, pending.event))
+            or (pending.event is not None and not _keeps_every_value(event, pending.event))
         ):
             return False
         if pending.event is not None and replace(event, text="") == replace(pending.event, text=""):
-            # nothing was gained; a line by nature may still be followed by one that tells more
-            pending.head = head if natural and stripped.startswith(("Try to", "Ava")) else pending.head
+            # the line added no value, but a statement of several lines may get one from the next line
+            pending.head = head if is_multiline and stripped.startswith(("Try to", "Ava")) else pending.head
             pending.joins += 1
-            return natural
+            return is_multiline
         pending.event = replace(event, text=joined)
         pending.head = head
         pending.lines -= 1
@@ -277,9 +279,9 @@ class Assembler:
         return True
 
     def _event(self, head: Head, where: ev.SourceLine, *, cut: bool) -> ev.Event | None:
-        said = message = head.message.strip()
-        # a busy server says the same few things thousands of times
-        if said in self._silent:
+        whole_message = message = head.message.strip()
+        # a busy server repeats the same few messages thousands of times
+        if whole_message in self._silent:
             return None
         common: dict[str, Any] = {
             "where": where,
@@ -304,30 +306,30 @@ class Assembler:
             match = match_message(message)
         if match is not None:
             return _built(match[0].event, match[0].variant, dict(match[1]), common)
-        if (found := exception_of(message)) is not None:
-            inner_match = match_message(found[1])
+        if (exception := exception_of(message)) is not None:
+            inner_match = match_message(exception[1])
             if inner_match is not None:
                 return _built(inner_match[0].event, inner_match[0].variant, dict(inner_match[1]), common)
-            return ev.Failure(**common, variant="exception", exception=found[0], message=found[1])
-        if not cut and len(said) < 200 and len(self._silent) < 4096:
-            self._silent.add(said)
+            return ev.Failure(**common, variant="exception", exception=exception[0], message=exception[1])
+        if not cut and len(whole_message) < 200 and len(self._silent) < 4096:
+            self._silent.add(whole_message)
         return None
 
     def _batch(self, message: str, common: Mapping[str, Any], cut: bool) -> ev.Batch | None:
-        found = parse_batch(message)
-        if found is None:
+        batch = parse_batch(message)
+        if batch is None:
             return None
-        keys = frozenset(found.values)
+        keys = frozenset(batch.values)
         # a last line without a newline that lacks fields its predecessors had was cut, perhaps inside a number
-        if cut and found.phase in self._last_batch and keys < self._last_batch[found.phase][1]:
-            found = parse_batch(message, cut=True)
-            if found is None:
+        if cut and batch.phase in self._last_batch and keys < self._last_batch[batch.phase][1]:
+            batch = parse_batch(message, cut=True)
+            if batch is None:
                 return None
         else:
-            self._last_batch[found.phase] = common["where"], keys
+            self._last_batch[batch.phase] = common["where"], keys
         own: dict[str, Any] = {}
         other: dict[str, float] = {}
-        for column, value in found.values.items():
+        for column, value in batch.values.items():
             if is_integer(column) and not math.isfinite(value):
                 continue
             if column not in _BATCH_FIELDS:
@@ -338,9 +340,9 @@ class Assembler:
                 own[column] = int(value) if is_integer(column) else value
         return ev.Batch(
             **common,
-            variant=found.phase,
-            phase=found.phase,
-            iteration=found.iteration,
+            variant=batch.phase,
+            phase=batch.phase,
+            iteration=batch.iteration,
             **own,
             other=MappingProxyType(other),
         )
@@ -357,15 +359,15 @@ def is_only_a_prefix(text: str) -> bool:
         return False
     if _ASSIGNMENT.search(text) and _OUTER.fullmatch(text) is None:
         return False
-    texts = {text, text.strip(), text.strip(MARKS)}
+    texts = {text, text.strip(), text.strip(QUOTING)}
     for _ in range(3):
         text = text[match.end() :] if (match := _OUTER.match(text)) else text
-        texts |= {text, text.strip(), text.strip(MARKS)}
+        texts |= {text, text.strip(), text.strip(QUOTING)}
     return not any(exception_of(one) or Assembler._statement(one) is not None for one in texts)
 
 
-def _tells_as_much(event: ev.Event, before: ev.Event) -> bool:
-    """Whether no value is lost: a line that only stands below a record spoils the record's last one."""
+def _keeps_every_value(event: ev.Event, before: ev.Event) -> bool:
+    """Whether no value is lost: joining an unrelated line damages the record's last value."""
     if type(event) is not type(before):
         return False
     kept = all(getattr(event, f.name) is not None for f in fields(before) if getattr(before, f.name) is not None)

@@ -50,7 +50,7 @@ class Log:
 
     @property
     def is_sglang(self) -> bool:
-        """Whether anything here was said by SGLang."""
+        """Whether a line is SGLang's own."""
         return self.own_lines > 0
 
     def events(self) -> Iterator[ev.Event]:
@@ -83,8 +83,8 @@ def read_log(
     Raises:
         InputError: a file cannot be read.
     """
-    given = [paths] if isinstance(paths, str | Path) else list(paths)
-    log = Log(sources=sources(str(path) for path in given))
+    several = [paths] if isinstance(paths, str | Path) else list(paths)
+    log = Log(sources=sources(str(path) for path in several))
     if columns:
         from hicache_lab.forensics.logs.columns import ColumnStore
 
@@ -117,7 +117,7 @@ def follow_events(path: str, *, stop: Callable[[], bool] = lambda: False, poll_s
             number, quiet = number + 1, 0
             yield from assembler.feed(raw.decode("utf-8", "replace").rstrip("\r\n"), ev.SourceLine(path, number))
     except KeyboardInterrupt:
-        # a pipe cannot be looked at without waiting: what it said last is still held
+        # reading a pipe waits, so its last statement is still held back
         yield from assembler.close()
         raise
     yield from assembler.close()

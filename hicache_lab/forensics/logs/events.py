@@ -73,7 +73,7 @@ class Event:
     Attributes:
         where: file and line of its first line.
         at: the record's own time, as printed (no zone); None if the line carries none.
-        rank: who said it.
+        rank: the rank that printed it.
         text: the message without its prefix.
         prefix: the record's own prefix as printed, for quoting the line.
         variant: the entry of the pattern table that recognised it.
@@ -251,7 +251,7 @@ class HostSmaller(Event):
 
 @_event
 class HostSizing(Event):
-    """The server sized or adjusted the host tier itself, or said what memory it saw."""
+    """The server sized or adjusted the host tier itself, or printed the memory it saw."""
 
     kind = "host_sizing"
     only_sglang = True

@@ -221,7 +221,7 @@ def _fields(
     nearly always has the same, and comparing is cheaper than hashing.
     """
     row, rows_max = counts[ROWS + kind], values.shape[2]
-    seen = 0
+    known_keys = 0
     slot = 0
     for c in range(counts[COLUMNS_USED]):
         values[kind, c, row] = np.nan
@@ -238,21 +238,21 @@ def _fields(
         if key < 0:
             h, begin = _key(b, n, q)
             if begin < 0:
-                return -1, seen, slot
+                return -1, known_keys, slot
             key = _learn(h, q, begin - 2 - q, key_table, key_of, column, new_keys, counts)
             if key < 0:
-                return -1, seen, slot
+                return -1, known_keys, slot
             if slot < MAX_COLUMNS:
                 for k in range(begin - q):
                     template[kind, slot, k] = b[q + k]
                 template_key[kind, slot, 0], template_key[kind, slot, 1] = begin - q, key
         value, q = _number(b, n, begin)
         if q < 0:
-            return -1, seen, slot
+            return -1, known_keys, slot
         target = column[key]
         if target < 0:
             if counts[COLUMNS_USED] >= MAX_COLUMNS:
-                return -1, seen, slot
+                return -1, known_keys, slot
             target = counts[COLUMNS_USED]
             column[key] = target
             counts[COLUMNS_USED] += 1
@@ -260,15 +260,15 @@ def _fields(
                 for rr in range(min(counts[ROWS + kk] + 1, rows_max)):
                     values[kk, target, rr] = np.nan
         if not np.isnan(values[kind, target, row]):
-            return -1, seen, slot
+            return -1, known_keys, slot
         values[kind, target, row] = value
         present[kind, target] += 1
-        seen += known[key]
+        known_keys += known[key]
         slot += 1
         q = _after_value(b, n, q)
         if q < 0:
-            return -1, seen, slot
-    return q, seen, slot
+            return -1, known_keys, slot
+    return q, known_keys, slot
 
 
 @part
@@ -439,11 +439,11 @@ def read_lines(
                     if m >= 0:
                         tag = _tag(first, q - first, h, tag_table, tag_of, new_tags, counts)
                     if tag >= 0:
-                        end, seen, slot = _fields(
+                        end, known_keys, slot = _fields(
                             b, n, m, kind, key_table, key_of, column, known, new_keys,
                             template, template_key, counts, present, values,
                         )  # fmt: skip
-                        if seen < 2:
+                        if known_keys < 2:
                             end = -1
         line += 1
         if end >= 0 and end + 1 < n:

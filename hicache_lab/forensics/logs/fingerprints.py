@@ -1,7 +1,7 @@
 """What a line's wording says about the release that printed it.
 
-Each mark is a wording and the first and last release known to print it (releases 0.4.4 … 0.5.23 were read). The
-releases of a run are those that all its marks allow.
+Each fingerprint is a wording and the first and last release known to print it (releases 0.4.4 … 0.5.23 were read). The
+releases of a run are those that all its fingerprints allow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ReleaseRange:
 
 
 # (variant of the event, wording inside it, first release, last release)
-_MARKS: tuple[tuple[str, str, str, str], ...] = (
+_FINGERPRINTS: tuple[tuple[str, str, str, str], ...] = (
     ("server_args", r"server_args=ServerArgs\(", "0.4.4", "0.5.18"),
     ("server_args", r"server_args=\{", "0.5.19", _LAST),
     ("dist_end", r"torch distributed ends\. mem usage", "0.4.4", "0.5.8"),
@@ -97,7 +97,7 @@ _MARKS: tuple[tuple[str, str, str, str], ...] = (
     ("decode", r"#gpu token", "0.5.11", _LAST),
 )
 _BY_VARIANT: dict[str, list[tuple[str, str, str]]] = {}
-for _variant, _wording, _first, _last in _MARKS:
+for _variant, _wording, _first, _last in _FINGERPRINTS:
     _BY_VARIANT.setdefault(_variant, []).append((_wording, _first, _last))
 
 

@@ -23,7 +23,7 @@ _NESTED = re.compile(r"^(?:\[[^\]\n]{0,80}\] ?){1,6}(?:>>> )?")
 _EXCEPTION = re.compile(
     r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure)|Exception)(?:: ?(.*))?$", re.S
 )
-MARKS = " \t>`'\"*|"
+QUOTING = " \t>`'\"*|"
 
 
 def _tables() -> tuple[dict[str, tuple[Pattern, ...]], dict[str, tuple[Pattern, ...]], tuple[Pattern, ...]]:
@@ -71,7 +71,7 @@ def match_message(message: str) -> tuple[Pattern, dict[str, Any]] | None:
 
 def unwrap(message: str) -> str:
     """The message without a logger's own brackets (``[ERROR] [PID-42] >>> …``) and without quoting marks."""
-    return _NESTED.sub("", message).strip(MARKS)
+    return _NESTED.sub("", message).strip(QUOTING)
 
 
 def exception_of(line: str) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""One launch of a server as a log shows it: what was said once, and sums over what was said a million times."""
+"""One launch of a server as a log shows it: its events, and sums over its batch lines."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class Run:
 
     @property
     def ranks(self) -> int | None:
-        """Processes that hold a host pool: as launched if known, else the tagged ranks seen."""
+        """Processes that hold a host pool: as launched if known, else the tagged ranks in the log."""
         return self.expected_ranks or (len(self.ranks_seen) or None)
 
     def milestone(self, name: str) -> ev.Milestone | None:
