@@ -57,6 +57,16 @@ def exit_code_of(name: str, command: Callable[[], int]) -> int:
     except HicacheLabError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in {"", "hicache_lab", *sys.stdlib_module_names}:
+            raise
+        print(
+            f"{name}: needs the package {package}, which is not installed; "
+            f"`pip install hicache-lab` brings it and all others, `pip install {package}` it alone",
+            file=sys.stderr,
+        )
+        return 1
     except BrokenPipeError:
         # the reader (head, less) has left: not our error, and nothing more may be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
