@@ -18,7 +18,7 @@ def recordings(case: Case) -> Facts:
         kernel_logs=[str(files["kernel_log"])] if "kernel_log" in files else [],
         memory=[str(files["memory"])] if "memory" in files else [],
         release=str(case.value("sglang_version")),
-        stated_by=f"incident {case.id}",
+        by=f"incident {case.id}",
     )
 
 
