@@ -10,19 +10,20 @@ import json
 import sys
 from pathlib import Path
 
+from hicache_lab.base.files import atomic_write
 from hicache_lab.base.resources import data_dir
 from hicache_lab.sglang.releases import parse_version
 from hicache_lab.sglang.source import open_tree, read_helpers
 
 
-def main(given: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Add the forms that are new; print them."""
-    if not given or not all("=" in one for one in given):
+    if not arguments or not all("=" in one for one in arguments):
         print(__doc__, file=sys.stderr)
         return 2
     file = data_dir() / "guard_helpers.json"
     forms = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    for release, path in (one.split("=", 1) for one in given):
+    for release, path in (one.split("=", 1) for one in arguments):
         for name, hashes in read_helpers(open_tree(Path(path))).items():
             known = forms.setdefault(name, [])
             before = [form for form in known if parse_version(form["since"]) <= parse_version(release)]
@@ -30,9 +31,7 @@ def main(given: list[str]) -> int:
                 known.append({"since": release, "hashes": " ".join(hashes)})
                 known.sort(key=lambda form: parse_version(form["since"]))
                 print(f"{release}: {name}, {len(hashes)} rows")
-    draft = file.with_suffix(".new")
-    draft.write_text(json.dumps(dict(sorted(forms.items())), indent=1) + "\n", encoding="utf-8")
-    draft.replace(file)
+    atomic_write(file, json.dumps(dict(sorted(forms.items())), indent=1) + "\n")
     return 0
 
 
