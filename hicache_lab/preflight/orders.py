@@ -9,8 +9,8 @@ from typing import Literal
 from hicache_lab.preflight.contradictions import Refusal
 from hicache_lab.preflight.question import Question
 from hicache_lab.sizing.guard import Budget
-from hicache_lab.sizing.pools import HostPool, check_pool
-from hicache_lab.sizing.rank import RankPools, resident_bytes
+from hicache_lab.sizing.pools import HostPool, check_pool, resident_bytes
+from hicache_lab.sizing.rank import RankPools
 
 
 @dataclass(frozen=True)

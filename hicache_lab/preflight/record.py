@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from hicache_lab.base.units import gb, gib
+from hicache_lab.preflight.contradictions import Refusal
 from hicache_lab.preflight.inverse import Advice
+from hicache_lab.preflight.orders import Order
 from hicache_lab.preflight.text import explain
 from hicache_lab.preflight.verdict import Answer
-from hicache_lab.sizing.pools import HostPool
-from hicache_lab.sizing.rank import resident_bytes
+from hicache_lab.sizing.pools import HostPool, resident_bytes
 
 
 def _pool(pool: HostPool, answer: Answer) -> dict[str, Any]:
@@ -32,6 +33,29 @@ def _advice(advice: Advice) -> dict[str, Any]:
         "hicache_size_host_bytes": advice.size_bytes,
         "hicache_ratio": advice.ratio,
         "hicache_ratio_host_bytes": advice.ratio_bytes,
+    }
+
+
+def _order(order: Order) -> dict[str, Any]:
+    return {
+        "ranks_check": order.name,
+        "every_rank_passes": order.passes,
+        "refused_rank": order.refusal.rank if order.refusal else None,
+        "refused_rank_allowed_bytes": order.refusal.available_bytes if order.refusal else None,
+        "killed_rank": order.killed_rank,
+        "resident_bytes": order.resident_bytes,
+    }
+
+
+def _refusal(refusal: Refusal) -> dict[str, Any]:
+    return {
+        "flag": refusal.flag,
+        "error": refusal.error,
+        "message": refusal.message,
+        "meaning": refusal.meaning,
+        "requested_bytes": refusal.requested_bytes,
+        "allowed_bytes": refusal.available_bytes,
+        "rank": refusal.rank,
     }
 
 
@@ -86,31 +110,9 @@ def answer_record(answer: Answer, advice: Advice | None = None) -> dict[str, Any
         "margin_bytes": answer.margin_bytes if known else None,
         "margin_beyond_reserve_bytes": answer.over_reserve_bytes if known else None,
         "guaranteed_start_per_rank_bytes": answer.guaranteed_start_bytes,
-        "orders": [
-            {
-                "ranks_check": order.name,
-                "every_rank_passes": order.passes,
-                "refused_rank": order.refusal.rank if order.refusal else None,
-                "refused_rank_allowed_bytes": order.refusal.available_bytes if order.refusal else None,
-                "killed_rank": order.killed_rank,
-                "resident_bytes": order.resident_bytes,
-            }
-            for order in answer.orders
-        ],
+        "orders": [_order(order) for order in answer.orders],
         "message": refusal.message if refusal else None,
-        "refusal": (
-            {
-                "flag": refusal.flag,
-                "error": refusal.error,
-                "message": refusal.message,
-                "meaning": refusal.meaning,
-                "requested_bytes": refusal.requested_bytes,
-                "allowed_bytes": refusal.available_bytes,
-                "rank": refusal.rank,
-            }
-            if refusal
-            else None
-        ),
+        "refusal": _refusal(refusal) if refusal else None,
         "warnings": list(answer.warnings),
         "notes": list(answer.notes),
         "missing": list(answer.missing),

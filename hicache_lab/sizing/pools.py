@@ -156,6 +156,11 @@ def size_pool(spec: PoolSpec, rules: ReleaseRules) -> HostPool:
     return HostPool(spec, tokens, pages, page, requested, allocated, synced_from)
 
 
+def resident_bytes(pool: HostPool, rules: ReleaseRules) -> int:
+    """Host bytes that a pool really takes, pinned-allocator rounding included."""
+    return rules.resident_bytes(pool.allocated_bytes)
+
+
 def _smaller_text(spec: PoolSpec, rules: ReleaseRules, tokens: int) -> str:
     named = rules.warning_names_pool and spec.kind != "mamba"
     pool = f"{spec.label} host pool" if named else "host KV pool"

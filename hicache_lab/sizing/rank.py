@@ -15,9 +15,9 @@ from hicache_lab.sizing.geometry import ModelGeometry
 from hicache_lab.sizing.guard import LaunchFailure
 from hicache_lab.sizing.kv import KvRows, environment, option
 from hicache_lab.sizing.pages import resolve_page_size
-from hicache_lab.sizing.pools import HostPool, PoolSpec, size_pool
-from hicache_lab.sizing.rows import indexer_bytes_per_layer
+from hicache_lab.sizing.pools import HostPool, PoolSpec, resident_bytes, size_pool
 from hicache_lab.sizing.shares import split_size
+from hicache_lab.sizing.side_pools import draft_pools, draft_row, indexer_pool
 
 DEFAULT_SWA_RATIO = 0.8
 DEFAULT_MAMBA_RATIO = 0.9
@@ -75,11 +75,6 @@ class RankPools:
     def resident_bytes(self, rules: ReleaseRules) -> int:
         """Bytes that really become resident on the host, pinned-allocator rounding included."""
         return sum(resident_bytes(pool, rules) for pool in self.pools)
-
-
-def resident_bytes(pool: HostPool, rules: ReleaseRules) -> int:
-    """Host bytes that a pool really takes, pinned-allocator rounding included."""
-    return rules.resident_bytes(pool.allocated_bytes)
 
 
 @dataclass(frozen=True)
@@ -256,16 +251,14 @@ class RankPlanner:
     @property
     def device_bytes(self) -> int | None:
         """Bytes of the device pools that are mirrored, as auto-sizing counts them; None when unknown."""
-        if self.device_tokens is None:
-            return None
-        if self.geometry.kind == "dsv4":
+        if self.device_tokens is None or self.geometry.kind == "dsv4":
             return None
         total = sum(group.device_bytes for group in self.groups)
         if self.rules.indexer == "sidecar" and self.rows.index_row:
             layers = self._indexer_layers() + self.plan.packed_layers
             total += self.rows.index_row * layers * (self.device_tokens + self.page_size)
         if self.plan.place == "sidecar":
-            total += self._draft_row() * (self.device_tokens + self.page_size)
+            total += draft_row(self.rows, self.plan) * (self.device_tokens + self.page_size)
         return total
 
     # -- the answer -----------------------------------------------------------------------------------------
@@ -345,18 +338,9 @@ class RankPlanner:
         """
         if self.refusal is not None:
             raise self.refusal
-        missing = []
         if self.device_tokens is None and size_gb <= 0:
-            missing.append(
-                "device tokens (--device-tokens: max_total_num_tokens in the server's log, or --device-kv-gb)"
-            )
-            return RankPools(
-                (),
-                self.page_size,
-                self.stage,
-                assumed=self._all_assumed,
-                missing=tuple(missing),
-            )
+            wanted = "device tokens (--device-tokens: max_total_num_tokens in the server's log, or --device-kv-gb)"
+            return RankPools((), self.page_size, self.stage, assumed=self._all_assumed, missing=(wanted,))
         pools = self._dsv4(ratio, size_gb) if self.geometry.kind == "dsv4" else self._flat(ratio, size_gb, peers)
         return RankPools(
             tuple(pools),
@@ -365,8 +349,7 @@ class RankPlanner:
             self.device_bytes,
             self.device_tokens,
             self._all_assumed,
-            tuple(missing),
-            (self.plan.missing,) if self.plan.missing else (),
+            uncounted=(self.plan.missing,) if self.plan.missing else (),
         )
 
     @property
@@ -381,66 +364,8 @@ class RankPlanner:
         anchor = built[0]
         # the index pool is checked right after the KV pool that it lies beside
         if self.rules.indexer == "sidecar" and self.rows.index_row:
-            built.insert(1, self._indexer(anchor))
-        return built + self._draft(anchor)
-
-    def _indexer(self, anchor: HostPool) -> HostPool:
-        layers, packed = self._indexer_layers(), self.plan.packed_layers
-        spec = replace(
-            anchor.spec,
-            kind="indexer",
-            label="indexer",
-            bytes_per_token=self.rows.index_row * (layers + packed),
-            allocated_bytes_per_token=None,
-            page_size=anchor.page_size,
-            anchor_tokens=anchor.tokens,
-            target_layers=layers,
-            draft_layers=packed,
-        )
-        return size_pool(spec, self.rules)
-
-    def _draft_row(self) -> int:
-        model = self.plan.model or self.geometry
-        if self.rows.latent_or_given(model):
-            return self.rows.row(self.plan.layers, model, is_draft=True)
-        return self.rows.head_row(model, "full", self.plan.layers)
-
-    def _draft(self, anchor: HostPool) -> list[HostPool]:
-        """The draft's own host pools: as many tokens as the target's, sized again by a ratio."""
-        if self.plan.place != "sidecar":
-            return []
-        model = self.plan.model or self.geometry
-        tokens = self.device_tokens or anchor.tokens
-        spec = replace(
-            anchor.spec,
-            kind="mla" if self.rows.latent_or_given(model) else "mha",
-            label="draft",
-            bytes_per_token=self._draft_row(),
-            allocated_bytes_per_token=None,
-            device_tokens=tokens,
-            ratio=anchor.tokens / tokens,
-            size_gb=0,
-            target_layers=self.plan.layers,
-            draft_layers=0,
-            pp_peer_tokens=(),
-            index_stride_bytes=None,
-            host_token_capacity=anchor.tokens if self.rules.draft_exact else None,
-            layout_family="mla" if self.rows.latent_or_given(model) else "mha",
-        )
-        pool = size_pool(spec, self.rules)
-        if model.index_head_dim is None or not self.rules.dsa_draft_like_device:
-            return [pool]
-        row = indexer_bytes_per_layer(model.index_head_dim) * self.plan.layers
-        index = replace(
-            spec,
-            kind="indexer",
-            label="draft_indexer",
-            bytes_per_token=row,
-            page_size=pool.page_size,
-            anchor_tokens=pool.tokens,
-            host_token_capacity=None,
-        )
-        return [pool, size_pool(index, self.rules)]
+            built.insert(1, indexer_pool(anchor, self.rows, self._indexer_layers(), self.plan.packed_layers))
+        return built + draft_pools(anchor, self.rows, self.plan, self.device_tokens)
 
     def _dsv4(self, ratio: float, size_gb: float) -> list[HostPool]:
         shape = self.geometry.compressed

@@ -13,7 +13,7 @@ from hicache_lab.sglang.launch.flags import known_flags
 from hicache_lab.sglang.releases import CHANGES, ReleaseRules, parse_version
 from hicache_lab.sglang.source import Reading
 from hicache_lab.sizing.guard import CHECK_RULES
-from hicache_lab.sizing.rank import resident_bytes
+from hicache_lab.sizing.pools import resident_bytes
 
 Rows = list[dict[str, Any]]
 

@@ -10,8 +10,8 @@ from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.sglang.releases import RESERVE_BYTES, VERIFIED, rules_for
 from hicache_lab.sizing.geometry import load_geometry
 from hicache_lab.sizing.guard import HostView, divides_since, exact_since, rank_budget, read_free_amount
-from hicache_lab.sizing.pools import PoolSpec, construct_pool, size_pool
-from hicache_lab.sizing.rank import DeviceFacts, RankPlanner, resident_bytes
+from hicache_lab.sizing.pools import PoolSpec, construct_pool, resident_bytes, size_pool
+from hicache_lab.sizing.rank import DeviceFacts, RankPlanner
 from hicache_lab.sizing.rows import indexer_bytes_per_layer, store_bytes
 
 KIMI_ROW = 61 * 576 * 2

@@ -16,6 +16,7 @@ from typing import Any
 from hicache_lab.base.errors import ServerError
 from hicache_lab.base.secrets import is_secret, redact
 from hicache_lab.serving.client.untrusted import number, printable, whole
+from hicache_lab.sglang.launch import LaunchConfig
 
 Scalar = str | int | float | bool | None
 
@@ -87,7 +88,9 @@ class ServerInfo:
     def processes(self) -> int:
         """Scheduler processes, each with a host pool of its own (tp × pp, × dp where dp is not inside tp)."""
         inside = bool(self.settings.get("enable_dp_attention")) or "attn_dp_size" in self.settings
-        return self.tp_size * self.pp_size * (1 if inside else self.dp_size)
+        return LaunchConfig(
+            tp_size=self.tp_size, pp_size=self.pp_size, dp_size=self.dp_size, enable_dp_attention=inside
+        ).processes
 
     @property
     def processes_per_replica(self) -> int:

@@ -13,7 +13,7 @@ from hicache_lab.base.units import gb
 from hicache_lab.preflight import Advice, Answer
 from hicache_lab.sglang.releases import ReleaseRules
 from hicache_lab.sizing.guard import beyond_reserve_bytes
-from hicache_lab.sizing.rank import resident_bytes
+from hicache_lab.sizing.pools import resident_bytes
 from hicache_lab.views.figures.style import (
     GREEN,
     GREY,
