@@ -1,4 +1,4 @@
-"""Host-pool constructors of a tree, pool by syntax: how they size, and checks of pools that are sized elsewhere."""
+"""Host-pool constructors of a tree, found by syntax: how they size, and checks of pools that are sized elsewhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def constructors(tree: Tree) -> Iterator[tuple[Module, ast.ClassDef, ast.Functio
             init = _method(owner, "__init__")
             if init is None or not any(a.arg == RATIO for a in [*init.args.args, *init.args.kwonlyargs]):
                 continue
-            if any(RATIO in ast.unparse(value) for _, value in _size_assignments(init)):
+            sizes = (_new_size(node) for node in ast.walk(init))
+            if any(size is not None and RATIO in ast.unparse(size) for size in sizes):
                 yield module, owner, init
 
 
@@ -60,14 +61,14 @@ def _method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
     return next((n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
 
 
-def _size_assignments(function: ast.FunctionDef) -> list[tuple[ast.Assign | ast.AugAssign, ast.expr]]:
-    assignments: list[tuple[ast.Assign | ast.AugAssign, ast.expr]] = []
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and any(_is_self(target, "size") for target in node.targets):
-            assignments.append((node, node.value))
-        elif isinstance(node, ast.AugAssign) and _is_self(node.target, "size"):
-            assignments.append((node, ast.BinOp(node.target, node.op, node.value)))
-    return assignments
+def _new_size(node: ast.AST) -> ast.expr | None:
+    """What a statement sets ``self.size`` to; None when it does not set it."""
+    match node:
+        case ast.Assign(targets=targets, value=value) if any(_is_self(target, "size") for target in targets):
+            return value
+        case ast.AugAssign(target=target, op=op, value=value) if _is_self(target, "size"):
+            return ast.BinOp(target, op, value)
+    return None
 
 
 def _is_self(node: ast.AST, name: str) -> bool:
@@ -137,11 +138,8 @@ def _size(pool: Constructor, statement: ast.stmt, scope: Scope) -> None:
         pool.sizing.append(module.line(statement))
     if isinstance(statement, ast.Assign) and any(_is_self(t, "page_num") for t in statement.targets):
         pool.sizing.append(module.line(statement))
-    if isinstance(statement, ast.Assign) and any(_is_self(t, "size") for t in statement.targets):
-        value: ast.expr = statement.value
-    elif isinstance(statement, ast.AugAssign) and _is_self(statement.target, "size"):
-        value = ast.BinOp(statement.target, statement.op, statement.value)
-    else:
+    value = _new_size(statement)
+    if value is None:
         return
     line = module.line(statement)
     pool.sizing.append(line)
@@ -161,9 +159,8 @@ def _size(pool: Constructor, statement: ast.stmt, scope: Scope) -> None:
 
 
 def _sets_size(statement: ast.If) -> bool:
-    return any(
-        isinstance(n, ast.Assign) and any(_is_self(t, "size") for t in n.targets) for n in statement.body
-    ) and "host_size" in ast.unparse(statement.test)
+    sets = any(isinstance(n, ast.Assign) and _new_size(n) is not None for n in statement.body)
+    return sets and "host_size" in ast.unparse(statement.test)
 
 
 def _size_condition(pool: Constructor, statement: ast.If, scope: Scope) -> None:
@@ -255,7 +252,7 @@ def _not_larger(pool: Constructor, statement: ast.stmt, scope: Scope) -> None:
 def _absences(pool: Constructor, line: Line) -> None:
     for name, value in [("rounding", "none"), ("not_larger", "none"), ("guard", "absent")]:
         if name not in pool.facts:
-            pool.state(Fact(name, value, "nothing of the kind was pool", line))
+            pool.state(Fact(name, value, "nothing of the kind was found", line))
     if pool.facts["has_size_flag"].value and "size_unit_bytes" not in pool.facts:
         pool.state(Fact("size_unit_bytes", UNRECOGNISED, "no tokens are made of host_size", line))
     pool.facts.setdefault("pp_stages_share_tokens", Fact("pp_stages_share_tokens", False))
