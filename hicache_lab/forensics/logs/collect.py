@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.assemble import Assembler
+from hicache_lab.forensics.logs.idle import Idleness
 from hicache_lab.forensics.logs.pipeline import beginning, parts_of, whole_chunk
 from hicache_lab.forensics.logs.reader import Source, arrays, begins_with_record, follow, sources
 from hicache_lab.forensics.logs.run import Run
@@ -132,7 +133,7 @@ class _Stream:
         self.assembler = Assembler()
         self.run: Run | None = None
         self.starts: list[tuple[int, Run]] = []
-        self.idle: dict[str, bool] = {}
+        self.idle = Idleness()
         self.path = source.paths[0]
         self.previous_line = 0
         self.fast: FastPath | None = None
@@ -214,7 +215,7 @@ class _Stream:
             self._line(line.raw, line.number, ended=line.ended)
         self._saw_batches(part)
         self.part = None
-        fresh = self._fresh(part, fast)
+        fresh = self.idle.mark(part, fast.ranks, [batch for batch, _ in self.deferred])
         for (batch, run), is_fresh in zip(self.deferred, fresh, strict=True):
             self._batch(batch, run, is_fresh)
         for rows, phase in ((part.decode, "decode"), (part.prefill, "prefill")):
@@ -271,7 +272,7 @@ class _Stream:
                 # whether its rank was idle, the rows before it tell
                 self.deferred.append((event, run))
             else:
-                self._batch(event, run, self._fresh_alone(event))
+                self._batch(event, run, self.idle.is_fresh(event))
 
     def _run_for(self, event: ev.Event) -> Run:
         if self.run is None:
@@ -310,47 +311,6 @@ class _Stream:
             run.milestone("ready") or run.counts["process_death"] or run.counts["host_refusal"] or run.counts["failure"]
         )
         return again and (event.name == "dist_begin" or bool(over))
-
-    def _fresh_alone(self, batch: ev.Batch) -> bool:
-        """Whether a decode line is its rank's first after idling, all lines before it known."""
-        label = batch.rank.label
-        if batch.phase == "decode":
-            fresh, self.idle[label] = self.idle.get(label, True), False
-            return fresh
-        if batch.running_req == 0:
-            self.idle[label] = True
-        return False
-
-    def _fresh(self, part: ChunkPart, fast: FastPath) -> list[bool]:
-        """The same for the rows of a part (their ``fresh`` is set) and for the deferred batches among them."""
-        labels = list(dict.fromkeys(rank.label for rank in fast.ranks))
-        labels = list(dict.fromkeys([*labels, *(batch.rank.label for batch, _ in self.deferred)]))
-        number = {label: index for index, label in enumerate(labels)}
-        of_tag = np.array([number[rank.label] for rank in fast.ranks] or [0])
-        running = part.prefill.values.get("running_req")
-        idle = np.flatnonzero(running == 0.0) if running is not None else np.empty(0, np.int64)
-        decoded = [(i, batch) for i, (batch, _) in enumerate(self.deferred) if batch.phase == "decode"]
-        idled = [batch for batch, _ in self.deferred if batch.phase == "prefill" and batch.running_req == 0]
-        lines = np.concatenate((part.decode.line, [batch.where.line for _, batch in decoded])).astype(np.int64)
-        ranks = np.concatenate((of_tag[part.decode.tag], [number[batch.rank.label] for _, batch in decoded]))
-        idle_lines = np.concatenate((part.prefill.line[idle], [batch.where.line for batch in idled])).astype(np.int64)
-        idle_ranks = np.concatenate((of_tag[part.prefill.tag[idle]], [number[batch.rank.label] for batch in idled]))
-        fresh = np.zeros(len(lines), np.bool_)
-        for index in np.union1d(ranks, idle_ranks).astype(np.int64):
-            label = labels[index]
-            mine = np.flatnonzero(ranks == index)
-            mine = mine[np.argsort(lines[mine], kind="stable")]
-            idling = np.sort(idle_lines[idle_ranks == index])
-            following = np.searchsorted(lines[mine], idling)
-            fresh[mine[following[following < len(mine)]]] = True
-            if len(mine) and self.idle.get(label, True):
-                fresh[mine[0]] = True
-            self.idle[label] = bool(len(idling)) and bool(following[-1] == len(mine))
-        part.decode.fresh[:] = fresh[: len(part.decode)]
-        of_deferred = [False] * len(self.deferred)
-        for (index, _), is_fresh in zip(decoded, fresh[len(part.decode) :], strict=True):
-            of_deferred[index] = bool(is_fresh)
-        return of_deferred
 
     def _batch(self, batch: ev.Batch, run: Run, fresh: bool) -> None:
         run.batches.add(batch, fresh)
