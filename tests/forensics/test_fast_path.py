@@ -166,7 +166,7 @@ EXTRAS = ["", "Traceback (most recent call last):", "RuntimeError: CUDA error: i
           '[2026-01-02 03:04:05] INFO:     1.2.3.4:5 - "POST /generate HTTP/1.1" 500 Internal Server Error',
           '[2026-01-02 03:04:05] INFO:     said "so" 200 OK',
           "[2026-01-02 03:04:05 TP0] Decode batch, #running-req: 1, #token: 5, gen throughput (token/s): 7.5"
-          "[2026-01-02 03:04:05 TP0] Prefill batch, #new-seq: 1, #new-token: 5, #running-req: 0, #queue-req: 0"]  # fmt: skip
+          "[2026-01-02 03:04:05 TP0] Prefill batch, #new-seq: 1, #new-token: 5, #running-req: 0"]  # fmt: skip
 SERVING = list(generator().lines(60, seed=3))
 
 
