@@ -12,7 +12,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from hicache_lab.base.units import GB, GIB, KIB
+from hicache_lab.sglang.launch import LaunchConfig
+from hicache_lab.sglang.releases import rules_for
 from hicache_lab.sizing.geometry import load_geometry
+from hicache_lab.sizing.kv import KvRows
 
 START = datetime(2026, 1, 20, 9, 14, 2)
 BOOT_SECONDS = 86_400.0  # kernel time stamps count from the boot, a day earlier
@@ -31,7 +34,9 @@ class Story:
         raw = json.loads((folder / "incident.json").read_text(encoding="utf-8"))
         self.facts = {name: fact["value"] for name, fact in raw["facts"].items()}
         self.ranks = range(self.facts["tp_size"])
-        self.row = load_geometry("kimi-k2.5").kv_bytes_per_token(itemsize=2, tp=self.facts["tp_size"])
+        geometry = load_geometry("kimi-k2.5")
+        launch = LaunchConfig(tp_size=self.facts["tp_size"], kv_cache_dtype=self.facts["kv_cache_dtype"])
+        self.row = KvRows(launch, geometry, rules_for(self.facts["sglang_version"])).row(geometry.count("full"))
         self.base_gb = self.facts["host_ram_gb"] - self.facts["available_gb"]
         self.full_gb = self.facts["used_at_the_end_gb"]
         self.pools_gb = self.full_gb - self.base_gb - self.facts["overhead_gb"]
