@@ -269,69 +269,57 @@ def vmstat_unit(most: float) -> int:
 
 
 def _meminfo(path: str, lines: list[str]) -> Iterator[MemoryReading]:
-    rows: dict[str, int] = {}
-    begun = 0
+    return _rows(path, lines, _MEMINFO, begins="MemTotal")
+
+
+def _node_exporter(path: str, lines: list[str]) -> Iterator[MemoryReading]:
+    return _rows(path, lines, _NODE)
+
+
+def _rows(path: str, lines: list[str], row: re.Pattern[str], *, begins: str = "") -> Iterator[MemoryReading]:
+    """Readings of one row a value: name, number, and the unit or the epoch time.
+
+    The next reading begins where its first row, or any row (``begins`` is empty), comes again.
+    """
+    rows: dict[str, re.Match[str]] = {}
+    line_of_first = 0
     at = next_at = None
-    for number, line in enumerate([*lines, ""], 1):
-        match = _MEMINFO.match(line)
-        if match and match[1] == "MemTotal" and rows:
-            yield from _meminfo_sample(path, begun, at, rows)
+    for number, line in enumerate(lines, 1):
+        match = row.match(line)
+        if match is None:
+            next_at = find_time(line) or next_at
+            continue
+        if match[1] in rows and begins in ("", match[1]):
+            yield from _reading(path, line_of_first, at, rows)
             rows = {}
-        if match:
-            if not rows:
-                begun, at, next_at = number, next_at, None
-            rows[match[1]] = int(match[2])
-        elif (at_line := find_time(line)) is not None:
-            next_at = at_line
-    yield from _meminfo_sample(path, begun, at, rows)
+        if not rows:
+            line_of_first, at, next_at = number, next_at, None
+        rows[match[1]] = match
+        if row is _NODE and match[3]:
+            at = _epoch(match[3])
+    yield from _reading(path, line_of_first, at, rows)
 
 
-def _meminfo_sample(path: str, line: int, at: datetime | None, rows: dict[str, int]) -> Iterator[MemoryReading]:
-    if "MemTotal" not in rows:
+def _reading(path: str, line: int, at: datetime | None, rows: dict[str, re.Match[str]]) -> Iterator[MemoryReading]:
+    in_kib = any(match.re is _MEMINFO for match in rows.values())
+    if not rows or (in_kib and "MemTotal" not in rows):
         return
-    yield _named(path, line, at, {name: value * KIB for name, value in rows.items()}, rows)
-
-
-def _named(path: str, line: int, at: datetime | None, sizes: dict[str, int], counts: dict[str, int]) -> MemoryReading:
+    counts = {name: round(_float(match[2]) or 0) for name, match in rows.items()}
+    sizes = {name: count * KIB if in_kib else count for name, count in counts.items()}
     page = sizes.get("Hugepagesize", 0)
-    swap = sizes.get("SwapTotal", 0) - sizes.get("SwapFree", 0) if "SwapTotal" in sizes else None
-    shown = "  ".join(
-        f"{name} {counts[name]}" for name in ("MemTotal", "MemAvailable", "Shmem", "HugePages_Total") if name in counts
-    )
-    return MemoryReading(
+    shown = ("MemTotal", "MemAvailable", "Shmem", "HugePages_Total")
+    yield MemoryReading(
         where=SourceLine(path, line),
         at=at,
         total_bytes=sizes.get("MemTotal"),
         available_bytes=sizes.get("MemAvailable"),
         free_bytes=sizes.get("MemFree"),
         shmem_bytes=sizes.get("Shmem"),
-        swap_used_bytes=swap,
+        swap_used_bytes=sizes.get("SwapTotal", 0) - sizes.get("SwapFree", 0) if "SwapTotal" in sizes else None,
         hugepages_total_bytes=counts["HugePages_Total"] * page if "HugePages_Total" in counts else None,
         hugepages_free_bytes=counts["HugePages_Free"] * page if "HugePages_Free" in counts else None,
-        text=shown,
+        text="  ".join(f"{name} {counts[name]}" for name in shown if name in counts),
     )
-
-
-def _node_exporter(path: str, lines: list[str]) -> Iterator[MemoryReading]:
-    rows: dict[str, int] = {}
-    begun = 0
-    at = next_at = None
-    for number, line in enumerate([*lines, ""], 1):
-        match = _NODE.match(line)
-        if match is None:
-            next_at = find_time(line) or next_at
-            continue
-        if match[1] in rows:
-            # the next scrape begins when a name comes again
-            yield _named(path, begun, at, rows, rows)
-            rows = {}
-        if not rows:
-            begun, at, next_at = number, next_at, None
-        rows[match[1]] = round(_float(match[2]) or 0)
-        if match[3]:
-            at = _epoch(match[3])
-    if rows:
-        yield _named(path, begun, at, rows, rows)
 
 
 def lowest(samples: Iterable[MemoryReading], value: Callable[[MemoryReading], int | None]) -> MemoryReading | None:
