@@ -1,6 +1,7 @@
 """Whoever asks, the answer is one: commands, notebooks and the widget get the same verdict and the same numbers."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,8 @@ from synthetic_log import server_log
 
 from hicache_lab.base.units import GB, GIB, parse_bytes
 from hicache_lab.cli import main
-from hicache_lab.preflight import Advice, Answer, advise, ask, assess
+from hicache_lab.forensics.cases import case_conclusion
+from hicache_lab.preflight import Advice, Answer, advise, ask, assess, explain, with_ratio, with_size
 from hicache_lab.preflight.record import answer_record
 from hicache_lab.sglang.launch import parse_launch
 from hicache_lab.views.report import postmortem
@@ -301,6 +303,22 @@ def test_the_notebook_about_flags_agrees(name: str) -> None:
     stated = {name: value for name, value in launch.facts.items() if name != "overhead"}
     question = ask(launch.model, launch.release, device_tokens=launch.tokens, **launch.flags, **stated)
     assert compared(space["by_size"], None) == compared(assess(question), None)
+
+
+def test_the_notebook_about_the_incident_recommends_one_thing() -> None:
+    """Section 3 and the conclusion name the same settings, and the report on the incident names them too."""
+    space = run_notebook("01_incident.ipynb", "recommended")
+    case, setting = space["case"], space["recommended"]
+    text = case_conclusion(case)
+    assert f"**Set** `--hicache-size {setting.size_gb}`" in text
+    assert f"do: --hicache-size {setting.size_gb} (" in explain(space["answer"], setting)
+    post = postmortem(case.id)
+    assert post.diagnosis.first is not None
+    assert post.diagnosis.first.remedy.startswith(f"--hicache-size {setting.size_gb} (")
+    question = case.question(with_overhead=True)
+    for flag, number in re.findall(r"--hicache-(size|ratio) ([\d.]+)", text):
+        asked = with_size(question, int(number)) if flag == "size" else with_ratio(question, float(number))
+        assert assess(asked).verdict in ("FITS", "TIGHT")
 
 
 def test_the_manifest_of_the_newcomer() -> None:

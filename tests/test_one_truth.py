@@ -13,10 +13,6 @@ SECOND_TRUTH = re.compile(
     r"|RESERVE_BYTES|\b10 \* GIB|\b10 GiB|\b10\.0 \* GIB"  # ask Budget, beyond_reserve_bytes() or RESERVE_TEXT
     r"|//.*nnodes|//.*\bnodes\b|tp_size.*\*.*pp_size"  # ask LaunchConfig: ranks_per_host, processes_per_host
 )
-# still with an answer of their own; an entry leaves when its owner's change lands, none comes
-OPEN = {
-    "forensics/cases/claims.py",
-}
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py") if "stubs" not in path.parts}
 
 
@@ -27,4 +23,4 @@ def second_truths(path: Path) -> list[str]:
 @pytest.mark.parametrize("name", sorted(name for name in MODULES if not name.startswith(HOME)))
 def test_the_release_s_check_is_asked_of_one_place(name: str) -> None:
     found = second_truths(MODULES[name])
-    assert name in OPEN or not found, f"{name}: ask hicache_lab.sizing.guard or LaunchConfig instead: {found}"
+    assert not found, f"{name}: ask hicache_lab.sizing.guard or LaunchConfig instead: {found}"

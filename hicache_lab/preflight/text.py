@@ -114,14 +114,19 @@ def _refusal(answer: Answer) -> list[str]:
     return lines + ([refusal.meaning] if refusal.meaning else [])
 
 
-def format_advice(advice: Advice) -> str:
-    """The largest settings as flags to paste, with what all ranks of the host take; empty where there are none."""
+def format_advice(advice: Advice, quote: str = "") -> str:
+    """The largest settings as flags to paste, with what all ranks of the host take; empty where there are none.
+
+    Args:
+        advice: the settings.
+        quote: stands around each flag: "`" in Markdown.
+    """
     choices = []
     if advice.size_gb is not None and advice.size_bytes is not None and advice.size_answer is not None:
         total = f"{advice.size_answer.ranks_on_host} ranks take {format_gb(advice.size_bytes, 1)} in all"
-        choices.append(f"--hicache-size {advice.size_gb} ({total})")
+        choices.append(f"{quote}--hicache-size {advice.size_gb}{quote} ({total})")
     if advice.ratio is not None and advice.ratio_bytes is not None:
-        choices.append(f"--hicache-ratio {advice.ratio:g} ({format_gb(advice.ratio_bytes, 1)} in all)")
+        choices.append(f"{quote}--hicache-ratio {advice.ratio:g}{quote} ({format_gb(advice.ratio_bytes, 1)} in all)")
     return " or ".join(choices)
 
 

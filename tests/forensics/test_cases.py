@@ -85,7 +85,8 @@ def test_another_configuration_gives_other_answers(tmp_path: Path) -> None:
     assert found["concurrency-50"].status == "agrees"
     assert found["check-is-per-process"].status == "differs"
     assert found["all-passed"].status == "differs"
-    assert found["size-48-largest"].recomputed.startswith("98 GB")
+    # 98 leave the reserve too, but a rank that checks last is refused; 394.26 / 7 = 56 pass in whatever order
+    assert found["size-48-largest"].recomputed.startswith("56 GB leaves the 10 GiB reserve, in whatever order")
 
 
 def test_levers_multiply_device_tokens(case: Case) -> None:

@@ -3,7 +3,7 @@
 from hicache_lab.forensics.cases.alternatives import Alternative, alternatives
 from hicache_lab.forensics.cases.case import Case, Fact, Moment, load_case
 from hicache_lab.forensics.cases.claims import CHECKS, ClaimResult, audit
-from hicache_lab.forensics.cases.counterfactuals import advice, conclusion, counterfactuals
+from hicache_lab.forensics.cases.counterfactuals import bound, case_conclusion, counterfactuals, recommended
 from hicache_lab.forensics.cases.recordings import peak_used_bytes, recordings
 
 __all__ = [
@@ -13,12 +13,13 @@ __all__ = [
     "ClaimResult",
     "Fact",
     "Moment",
-    "advice",
     "alternatives",
     "audit",
-    "conclusion",
+    "bound",
+    "case_conclusion",
     "counterfactuals",
     "load_case",
     "peak_used_bytes",
+    "recommended",
     "recordings",
 ]

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from hicache_lab.base.errors import InputError
 from hicache_lab.base.units import GB, format_gb
 from hicache_lab.forensics.cases.case import Case, read_json
-from hicache_lab.preflight import Answer, Question, advise, assess, with_ratio, with_release, with_size
-from hicache_lab.sglang.releases import RESERVE_BYTES
+from hicache_lab.forensics.cases.counterfactuals import bound, recommended
+from hicache_lab.preflight import Answer, Question, assess, with_ratio, with_release, with_size
+from hicache_lab.sizing.guard import RESERVE_TEXT
 
 SCHEMA, SCHEMA_VERSION = "hicache-lab/claims", 1
 Status = Literal["agrees", "differs", "holds if", "cannot be checked"]
@@ -79,50 +80,54 @@ def _within(value: float, claimed: float, tolerance: float) -> Status:
     return "agrees" if abs(value - claimed) <= tolerance * abs(claimed) else "differs"
 
 
-def _size_is_host_total(case: Case, given: Inputs) -> Outcome:
-    answer = assess(with_size(case.question(), given["size_gb"]))
-    return _within(answer.host_bytes / GB, given["size_gb"], 0.01), f"per rank: {_product(answer)}"
+def _size_is_host_total(case: Case, inputs: Inputs) -> Outcome:
+    answer = assess(with_size(case.question(), inputs["size_gb"]))
+    return _within(answer.host_bytes / GB, inputs["size_gb"], 0.01), f"per rank: {_product(answer)}"
 
 
-def _host_total(case: Case, given: Inputs) -> Outcome:
-    answer = assess(_setting(case.question(), given["setting"]))
-    return _within(answer.host_bytes / GB, given["claimed_gb"], given["within"]), _product(answer)
+def _host_total(case: Case, inputs: Inputs) -> Outcome:
+    answer = assess(_setting(case.question(), inputs["setting"]))
+    return _within(answer.host_bytes / GB, inputs["claimed_gb"], inputs["within"]), _product(answer)
 
 
-def _tokens_of_size(case: Case, given: Inputs) -> Outcome:
-    answer = assess(with_size(case.question(), given["size_gb"]))
+def _tokens_of_size(case: Case, inputs: Inputs) -> Outcome:
+    answer = assess(with_size(case.question(), inputs["size_gb"]))
     assert answer.rank is not None
     pool = answer.rank.pools[0]
-    formula = int(given["size_gb"] * 1e9 // pool.spec.bytes_per_token)
+    formula = int(inputs["size_gb"] * 1e9 // pool.spec.bytes_per_token)
     text = f"{formula:,} by the formula; {answer.question.rules.version} makes {pool.tokens:,} ({pool.pages:,} pages)"
     return "agrees" if formula == pool.tokens else "differs", text
 
 
-def _concurrency(case: Case, given: Inputs) -> Outcome:
-    tokens, mean, requests = case.value("device_tokens"), given["mean_tokens"], given["requests"]
+def _concurrency(case: Case, inputs: Inputs) -> Outcome:
+    tokens, mean, requests = case.value("device_tokens"), inputs["mean_tokens"], inputs["requests"]
     fit = tokens // mean
     text = f"{tokens:,} ÷ {mean:,} = {fit}; {requests} at a time means {tokens // requests:,} tokens each"
     return "agrees" if fit >= requests else "differs", text
 
 
-def _host_tier_adds_concurrency(case: Case, given: Inputs) -> Outcome:
-    fit = case.value("device_tokens") // given["mean_tokens"]
+def _host_tier_adds_concurrency(case: Case, inputs: Inputs) -> Outcome:
+    fit = case.value("device_tokens") // inputs["mean_tokens"]
     text = (
-        f"{fit} of {given['mean_tokens']:,} tokens fit, with or without a host tier: a running request needs device "
+        f"{fit} of {inputs['mean_tokens']:,} tokens fit, with or without a host tier: a running request needs device "
         "tokens; the host tier keeps prefixes for reuse and saves their prefill"
     )
-    return "agrees" if fit >= given["requests"] else "differs", text
+    return "agrees" if fit >= inputs["requests"] else "differs", text
 
 
-def _guard_is_per_process(case: Case, _given: Inputs) -> Outcome:
-    rules = case.question().rules
-    if rules.guard_divides_by_ranks:
-        return "differs", f"{rules.version} divides the free memory by the ranks on the host first"
-    return "agrees", f"{rules.version}: requested ≤ available − 10 GiB, in each process, nothing booked between them"
+def _guard_is_per_process(case: Case, _inputs: Inputs) -> Outcome:
+    question = case.question()
+    if question.budget().divides:
+        return "differs", f"{question.rules.version} divides the free memory by the ranks on the host first"
+    return (
+        "agrees",
+        f"{question.rules.version}: requested ≤ available − {RESERVE_TEXT}, in each process, "
+        "nothing booked between them",
+    )
 
 
-def _all_ranks_pass(case: Case, given: Inputs) -> Outcome:
-    question = with_size(case.question(), given["size_gb"])
+def _all_ranks_pass(case: Case, inputs: Inputs) -> Outcome:
+    question = with_size(case.question(), inputs["size_gb"])
     answer = assess(question)
     if not answer.orders:
         return "cannot be checked", "; ".join(answer.missing)
@@ -131,8 +136,8 @@ def _all_ranks_pass(case: Case, given: Inputs) -> Outcome:
         return "agrees", "in any order"
     if not together.passes:
         return "differs", f"the first rank is refused: {together.refusal.message if together.refusal else ''}"
-    assert question.limit_bytes is not None
-    slack = question.limit_bytes - RESERVE_BYTES - answer.per_rank_bytes
+    budget = question.budget()
+    slack = (budget.budget_bytes - answer.per_rank_bytes) * budget.divisor
     assert apart.refusal is not None
     text = (
         f"all read the memory before {format_gb(slack)} had become resident; one after another, rank "
@@ -141,15 +146,15 @@ def _all_ranks_pass(case: Case, given: Inputs) -> Outcome:
     return "holds if", text
 
 
-def _sum_of_facts(case: Case, given: Inputs) -> Outcome:
-    parts = [case.value(name) for name in given["parts"]]
-    whole, unit = case.value(given["whole"]), case.facts[given["whole"]].unit
+def _sum_of_facts(case: Case, inputs: Inputs) -> Outcome:
+    parts = [case.value(name) for name in inputs["parts"]]
+    whole, unit = case.value(inputs["whole"]), case.facts[inputs["whole"]].unit
     text = f"{' + '.join(f'{part:g}' for part in parts)} = {sum(parts):g} of {whole:g} {unit}"
-    return "agrees" if abs(sum(parts) - whole) <= given["within"] else "differs", text
+    return "agrees" if abs(sum(parts) - whole) <= inputs["within"] else "differs", text
 
 
-def _leaves_the_reserve(case: Case, given: Inputs) -> Outcome:
-    answer = assess(_setting(case.question(with_overhead=True), given["setting"]))
+def _leaves_the_reserve(case: Case, inputs: Inputs) -> Outcome:
+    answer = assess(_setting(case.question(with_overhead=True), inputs["setting"]))
     over = answer.over_reserve_bytes or 0
     taken = format_gb(answer.resident_bytes + answer.question.overhead_bytes, 0)
     text = (
@@ -164,35 +169,30 @@ def _leaves_the_reserve(case: Case, given: Inputs) -> Outcome:
     return status, text
 
 
-def _largest_size(case: Case, given: Inputs) -> Outcome:
-    question = case.question(with_overhead=True)
-    ranks, limit = question.config.ranks_per_host, question.limit_bytes
-    assert limit is not None
-    largest = 0
-    for size in range(1, limit // GB // ranks + 1):
-        answer = assess(with_size(question, size))
-        if answer.verdict != "ASSERT" and (answer.over_reserve_bytes or 0) >= 0:
-            largest = size
-    comfortable = advise(question).size_gb
-    text = f"{largest} GB leaves the 10 GiB reserve ({ranks} × {largest} = {ranks * largest} GB)"
+def _largest_size(case: Case, inputs: Inputs) -> Outcome:
+    most, comfortable = bound(case), recommended(case).size_gb
+    total = format_gb(most.size_bytes or 0, 0)
+    text = (
+        f"{most.size_gb or 0} GB leaves the {RESERVE_TEXT} reserve, in whatever order the ranks check ({total} in all)"
+    )
     if comfortable is not None:
         text += f"; {comfortable} GB keeps 10 % of RAM besides"
-    return "agrees" if largest == given["size_gb"] else "differs", text
+    return "agrees" if most.size_gb == inputs["size_gb"] else "differs", text
 
 
-def _settings_are_equal(case: Case, given: Inputs) -> Outcome:
-    answers = [assess(_setting(case.question(), setting)) for setting in given["settings"]]
+def _settings_are_equal(case: Case, inputs: Inputs) -> Outcome:
+    answers = [assess(_setting(case.question(), setting)) for setting in inputs["settings"]]
     tokens = [answer.rank.tokens if answer.rank else 0 for answer in answers]
     text = "; ".join(
         f"{_named(setting)}: {format_gb(answer.host_bytes, 1)}, {held:,} tokens a rank"
-        for setting, answer, held in zip(given["settings"], answers, tokens, strict=True)
+        for setting, answer, held in zip(inputs["settings"], answers, tokens, strict=True)
     )
     return _within(answers[0].host_bytes, answers[1].host_bytes, 0.01), text
 
 
-def _tokens_add_up(case: Case, given: Inputs) -> Outcome:
+def _tokens_add_up(case: Case, inputs: Inputs) -> Outcome:
     question = case.question()
-    answer = assess(_setting(question, given["setting"]))
+    answer = assess(_setting(question, inputs["setting"]))
     assert answer.rank is not None
     if question.geometry.latent is None:
         return "agrees", f"each rank holds its own heads of the same {answer.rank.tokens:,} tokens"
@@ -203,38 +203,38 @@ def _tokens_add_up(case: Case, given: Inputs) -> Outcome:
     return "differs", text
 
 
-def _factor(case: Case, given: Inputs) -> Outcome:
-    before = case.value(given["before"])
-    low, high = (case.value(name) / before for name in given["after"])
-    least, most = given["claimed"]
+def _factor(case: Case, inputs: Inputs) -> Outcome:
+    before = case.value(inputs["before"])
+    low, high = (case.value(name) / before for name in inputs["after"])
+    least, most = inputs["claimed"]
     inside = low >= least and high <= most
     return "agrees" if inside else "differs", f"{low:.2f}–{high:.2f} times"
 
 
-def _release_refuses(case: Case, given: Inputs) -> Outcome:
-    answer = assess(with_size(with_release(case.question(), given["release"]), given["size_gb"]))
+def _release_refuses(case: Case, inputs: Inputs) -> Outcome:
+    answer = assess(with_size(with_release(case.question(), inputs["release"]), inputs["size_gb"]))
     refused = answer.verdict == "REFUSED" and answer.refusal is not None and answer.refusal.available_bytes is not None
     if not refused or answer.refusal is None or answer.refusal.available_bytes is None:
-        return "differs", f"{given['release']}: {answer.verdict}"
-    status = _within(answer.refusal.available_bytes / GB, given["claimed_gb"], 0.0005)
-    return status, f'{given["release"]}: "{answer.refusal.message}"'
+        return "differs", f"{inputs['release']}: {answer.verdict}"
+    status = _within(answer.refusal.available_bytes / GB, inputs["claimed_gb"], 0.0005)
+    return status, f'{inputs["release"]}: "{answer.refusal.message}"'
 
 
-def _auto_size(case: Case, given: Inputs) -> Outcome:
-    question = with_release(case.question(), given["release"])
+def _auto_size(case: Case, inputs: Inputs) -> Outcome:
+    question = with_release(case.question(), inputs["release"])
     answer = assess(replace(question, config=replace(question.config, hicache_size=None, hicache_ratio=None)))
     if answer.ratio is None:
         return "cannot be checked", "; ".join(answer.missing)
-    same = _within(answer.ratio, given["claimed_ratio"], 0.0005) == _within(
-        answer.host_bytes / GB, given["claimed_gb"], 0.001
+    same = _within(answer.ratio, inputs["claimed_ratio"], 0.0005) == _within(
+        answer.host_bytes / GB, inputs["claimed_gb"], 0.001
     )
-    text = f"{given['release']}: ratio {answer.ratio:g}, {_product(answer)}, {answer.verdict}"
-    agrees = same and _within(answer.ratio, given["claimed_ratio"], 0.0005) == "agrees"
+    text = f"{inputs['release']}: ratio {answer.ratio:g}, {_product(answer)}, {answer.verdict}"
+    agrees = same and _within(answer.ratio, inputs["claimed_ratio"], 0.0005) == "agrees"
     return "agrees" if agrees else "differs", text
 
 
-def _outside(_case: Case, given: Inputs) -> Outcome:
-    return "cannot be checked", str(given["why"])
+def _outside(_case: Case, inputs: Inputs) -> Outcome:
+    return "cannot be checked", str(inputs["why"])
 
 
 CHECKS: Mapping[str, Check] = {
