@@ -49,6 +49,11 @@ class Question:
         return self.host.effective_available_bytes - self.overhead_bytes
 
     @property
+    def container_binds(self) -> bool:
+        """Whether a container's limit leaves less than the host has available."""
+        return self.host is not None and self.host.effective_available_bytes < self.host.available_bytes
+
+    @property
     def comfortable_bytes(self) -> int:
         """Headroom beyond the reserve that separates FITS from TIGHT.
 

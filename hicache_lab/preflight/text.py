@@ -8,6 +8,7 @@ from __future__ import annotations
 from hicache_lab.base.units import GB, format_both, format_gb, format_gib
 from hicache_lab.preflight.inverse import Advice
 from hicache_lab.preflight.orders import Order
+from hicache_lab.preflight.question import Question
 from hicache_lab.preflight.verdict import Answer
 from hicache_lab.sglang.releases import rules_for
 from hicache_lab.sizing.guard import RESERVE_TEXT, divides_since, rank_budget
@@ -18,6 +19,10 @@ _WORTH_SAYING = 0.001  # an index buffer's extra page is not
 def _amount(n_bytes: float) -> str:
     """GB with decimals only where they say something."""
     return f"{n_bytes / GB:,.0f} GB" if abs(n_bytes) >= 1000 * GB else format_gb(n_bytes)
+
+
+def _place(question: Question) -> str:
+    return "container" if question.container_binds else "host"
 
 
 def headline(answer: Answer) -> str:
@@ -40,7 +45,7 @@ def headline(answer: Answer) -> str:
     if abs(answer.resident_bytes - answer.host_bytes) > _WORTH_SAYING * answer.host_bytes:
         line += f", {format_both(answer.resident_bytes)} really taken"
     if question.host is not None:
-        line += f"; this host has {format_gb(question.host.effective_available_bytes, 0)} available"
+        line += f"; this {_place(question)} has {format_gb(question.host.effective_available_bytes, 0)} available"
     return line
 
 
@@ -88,7 +93,9 @@ def _outcome(answer: Answer) -> list[str]:
         if limit <= 0:
             other = format_gb(question.overhead_bytes)
             return [f"the server's other memory ({other}) alone takes all that is available, before any host pool"]
-        lines.append(f"the host is out of memory at about {format_gb(limit, 0)} resident; the kernel kills workers")
+        lines.append(
+            f"the {_place(question)} is out of memory at about {format_gb(limit, 0)} resident; the kernel kills workers"
+        )
         if len(answer.ranks) > 1:
             lines.append(f"if the ranks come {_in_sequence(answer.orders[1], limit)}")
         lines.append("will not help: swap, --mem-fraction-static, another write policy")
@@ -100,9 +107,10 @@ def _outcome(answer: Answer) -> list[str]:
     elif answer.verdict in ("FITS", "TIGHT") and answer.ranks:
         over = answer.over_reserve_bytes or 0
         host = question.host
-        share = f" ({100 * answer.resident_bytes / host.effective_total_bytes:.0f} % of RAM)" if host else ""
+        whole, where = ("its limit", "in the container") if question.container_binds else ("RAM", "on the host")
+        share = f" ({100 * answer.resident_bytes / host.effective_total_bytes:.0f} % of {whole})" if host else ""
         left = format_gb(answer.margin_bytes or 0)
-        lines.append(f"left on the host: {left}, {format_gb(over)} beyond the {RESERVE_TEXT} reserve{share}")
+        lines.append(f"left {where}: {left}, {format_gb(over)} beyond the {RESERVE_TEXT} reserve{share}")
     return lines
 
 

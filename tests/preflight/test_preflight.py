@@ -254,3 +254,11 @@ def test_a_rounded_buffer_kills_where_the_bytes_asked_for_would_have_fitted() ->
     answer = assess(ask("llama-3.1-70b", "0.5.2", tp_size=8, hicache_size=100, host_ram="1TB", cgroup_limit="310GB"))
     assert answer.orders[1].killed_rank == 2
     assert answer.orders[1].resident_bytes == 3 * 2**37
+
+
+def test_what_binds_is_called_by_its_name() -> None:
+    fits, over = explain(in_manifest(20)), explain(in_manifest(300))
+    assert "left in the container: 853.74 GB" in fits and "(15 % of its limit)" in fits
+    assert "the container is out of memory at about 1,014 GB resident" in over
+    bare = explain(assess(incident(hicache_size=20)))
+    assert "left on the host:" in bare and "% of RAM" in bare
