@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hicache_lab.traffic.cachesim import (
     tier_rates,
 )
 from hicache_lab.traffic.cost_benefit import CostBenefit
-from hicache_lab.traffic.traces import Trace, Workload, format_of
+from hicache_lab.traffic.traces import Trace, format_of
 from hicache_lab.traffic.traces.reader import on_disk, stream_name
 
 _NOTHING = 0.0005  # a hit rate that rounds to 0.0 %
@@ -39,10 +40,14 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", type=float, metavar="RATE", help="estimate from a share of the blocks")
     parser.add_argument("--points", type=traffic.positive, default=20, metavar="N", help="sizes printed")
     parser.add_argument(
-        "--ratios", type=traffic.positive_floats, default=(), metavar="R[,R…]", help="--hicache-ratio values"
+        "--ratios",
+        type=traffic.several(traffic.positive_float),
+        default=(),
+        metavar="R[,R…]",
+        help="--hicache-ratio values",
     )
     parser.add_argument(
-        "--sizes-gb", type=traffic.positives, default=(), metavar="N[,N…]", help="--hicache-size values"
+        "--sizes-gb", type=traffic.several(traffic.positive), default=(), metavar="N[,N…]", help="--hicache-size values"
     )
     parser.add_argument("--host-ram", metavar="449GB", help="draws the largest safe host tier")
     parser.add_argument("--available", metavar="445GB", help="MemAvailable before the launch")
@@ -58,9 +63,9 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
 
 def run(_command: str, args: argparse.Namespace) -> int:
     """Print the curve; with a device pool, the host tiers behind it."""
-    config, workload = traffic.launch_of(args), traffic.workload_of(args)
+    config, read = traffic.launch_of(args), traffic.reading_of(args)
     if args.sample is not None:
-        return _sampled(args, workload)
+        return _sampled(args, read)
     if not 0 <= args.warm_up < 1:
         raise UsageError(f"--warm-up: expected a share of at least 0 and below 1, got {args.warm_up}")
     traffic.lru_only(config, "curve is exact for lru", "simulate replays the others")
@@ -76,7 +81,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
     )
     if not args.device_tokens and behind:
         raise UsageError("--device-tokens: give max_total_num_tokens as the server logs it; a host tier is behind it")
-    trace = workload.load()
+    trace = read()
     trace.require_prefixes("a hit-rate curve")
     warm = int(trace.requests * args.warm_up)
     curve = hit_curve(trace, count=args.count, count_from=warm)
@@ -108,7 +113,7 @@ def _sizes(top: float, points: int, least: int = 1) -> list[int]:
     return sizes
 
 
-def _sampled(args: argparse.Namespace, workload: Workload) -> int:
+def _sampled(args: argparse.Namespace, read: partial[Trace]) -> int:
     unused = (
         "device_tokens",
         "host_tokens",
@@ -125,7 +130,7 @@ def _sampled(args: argparse.Namespace, workload: Workload) -> int:
                 f"--{name.replace('_', '-')}: --sample estimates the curve alone, in blocks; leave --sample out "
                 "(below 10⁸ blocks the exact curve takes seconds)"
             )
-    curve = _sampled_curve(args, workload)
+    curve = _sampled_curve(args, read)
     top = max(len(one) for one in curve.hits) / curve.rate
     record = {
         "provenance": curve.basis,
@@ -162,14 +167,14 @@ def _sampled(args: argparse.Namespace, workload: Workload) -> int:
     return 0
 
 
-def _sampled_curve(args: argparse.Namespace, workload: Workload) -> SampledCurve:
+def _sampled_curve(args: argparse.Namespace, read: partial[Trace]) -> SampledCurve:
     """The estimate; a file of a format that can be is read as a stream, anything else is loaded."""
-    if workload.path is None:
-        return sampled_curve(workload.load(), args.sample)
-    named = Path(workload.path)
+    if not args.trace:
+        return sampled_curve(read(), args.sample)
+    named = Path(args.trace)
     with on_disk(named) as path:
         if not format_of(path, args.format).streamed:
-            return sampled_curve(replace(workload, path=str(path)).load(), args.sample)
+            return sampled_curve(read.func(path, **read.keywords), args.sample)
         curve = sampled_curve(path, args.sample, block_tokens=args.block_tokens, skip_bad=args.skip_bad_lines)
         return curve if path == named else replace(curve, origin=f"measured: {stream_name(named)}")
 

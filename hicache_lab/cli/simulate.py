@@ -52,7 +52,7 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
 
 def run(_command: str, args: argparse.Namespace) -> int:
     """Replay one configuration."""
-    config, workload = traffic.launch_of(args), traffic.workload_of(args)
+    config, read = traffic.launch_of(args), traffic.reading_of(args)
     if not args.device_tokens:
         raise UsageError("--device-tokens: give max_total_num_tokens as the server logs it")
     if len(args.host_tokens) > 1:
@@ -74,21 +74,20 @@ def run(_command: str, args: argparse.Namespace) -> int:
     tier = _tier(args, config, question)
     host = args.host_tokens[0] if args.host_tokens else tier.tokens if tier else 0
     page = resolve_page_size(config, question.geometry, question.rules)[0] if question else config.page_size or 1
-    trace = workload.load()
+    trace = read()
     trace.require_prefixes("a simulation")
     record: dict[str, Any] = {"trace": traffic.trace_record(trace), "host_tier": asdict(tier) if tier else None}
     if args.rules == "blocks":
-        hits = replay_blocks(trace, args.device_tokens, host, policy)
+        hits: TierHits = replay_blocks(trace, args.device_tokens, host, policy)
         record |= {"provenance": "simulated", "rules": "blocks", "traffic": None, "refused": 0, "warnings": []}
     else:
-        result = replay(trace, _replay_settings(args, config, policy, host, page))
-        hits = TierHits(result.device_tokens, result.host_tokens, result.input_tokens)
+        hits = result = replay(trace, _replay_settings(args, config, policy, host, page))
         record |= {
             "provenance": "replayed",
             "rules": f"nodes, sglang {args.sglang_version}",
             "concurrency": result.settings.concurrency,
             "turnaround_steps": result.settings.turnaround_steps,
-            "traffic": asdict(result.traffic),
+            "traffic": asdict(result.moved),
             "refused": len(result.refused),
             "host_left_tokens": int(result.host_left_tokens.sum()),
             "warnings": list(result.warnings),

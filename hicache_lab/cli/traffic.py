@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hicache_lab.base.errors import UsageError
 from hicache_lab.forensics.prefill_rate import prefill_rate_of
@@ -16,8 +18,9 @@ from hicache_lab.sglang.launch.flags import known_flags
 from hicache_lab.sglang.releases import NEWEST, rules_for
 from hicache_lab.traffic.cachesim import Rates, WritePolicy
 from hicache_lab.traffic.cost_benefit import rates_for
-from hicache_lab.traffic.traces import FORMATS, GENERATORS, Trace, Workload, load_tokenizer
+from hicache_lab.traffic.traces import FORMATS, GENERATORS, Trace, generate, load_tokenizer, read_trace
 
+T = TypeVar("T")
 _SHORT_FORMS = ("--tp", "--pp", "--dp", "--ep", "--dcp")
 
 
@@ -35,7 +38,9 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device-tokens", type=positive, metavar="N", help="max_total_num_tokens, as the server logs it"
     )
-    parser.add_argument("--host-tokens", type=sizes, default=(), metavar="N[,N…]", help="host pool sizes in tokens")
+    parser.add_argument(
+        "--host-tokens", type=several(not_negative), default=(), metavar="N[,N…]", help="host pools"
+    )
     parser.add_argument("--model", metavar="M", help="sizes the host pool in bytes; a name or a config.json")
     parser.add_argument("--sglang-version", default=NEWEST, metavar="V", help=f"the release (default {NEWEST})")
     parser.add_argument("--prefill-tokens-per-s", type=positive_float, metavar="X", help="prefill rate of the engine")
@@ -79,20 +84,11 @@ def whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
 
 
-def _parts(text: str) -> list[str]:
-    """What stands between the commas; at least one value."""
-    found = [part for part in text.split(",") if part.strip()]
-    if not found:
-        raise argparse.ArgumentTypeError(f"expected a number, or several with commas between, got {text!r}")
-    return found
-
-
-def sizes(text: str) -> tuple[int, ...]:
-    """Whole numbers of at least 0 with commas between."""
-    found = tuple(whole(part) for part in _parts(text))
-    if any(value < 0 for value in found):
+def not_negative(text: str) -> int:
+    """A whole number of at least 0."""
+    if (value := whole(text)) < 0:
         raise argparse.ArgumentTypeError(f"expected whole numbers of at least 0, got {text}")
-    return found
+    return value
 
 
 def positive(text: str) -> int:
@@ -100,11 +96,6 @@ def positive(text: str) -> int:
     if (value := whole(text)) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
     return value
-
-
-def positives(text: str) -> tuple[int, ...]:
-    """Whole numbers of at least 1 with commas between."""
-    return tuple(positive(part) for part in _parts(text))
 
 
 def positive_float(text: str) -> float:
@@ -118,9 +109,16 @@ def positive_float(text: str) -> float:
     return value
 
 
-def positive_floats(text: str) -> tuple[float, ...]:
-    """Numbers above 0 with commas between."""
-    return tuple(positive_float(part) for part in _parts(text))
+def several(number: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Numbers with commas between, at least one."""
+
+    def parse(text: str) -> tuple[T, ...]:
+        parts = [part for part in text.split(",") if part.strip()]
+        if not parts:
+            raise argparse.ArgumentTypeError(f"expected a number, or several with commas between, got {text!r}")
+        return tuple(map(number, parts))
+
+    return parse
 
 
 def lru_only(config: LaunchConfig, why: str, instead: str) -> None:
@@ -130,8 +128,8 @@ def lru_only(config: LaunchConfig, why: str, instead: str) -> None:
         raise UsageError(f"--radix-eviction-policy {policy}: {why}; {instead}")
 
 
-def workload_of(args: argparse.Namespace) -> Workload:
-    """The trace asked for, not yet read."""
+def reading_of(args: argparse.Namespace) -> partial[Trace]:
+    """The trace asked for, to be read or generated when it is called."""
     parameters = {}
     for pair in args.param:
         key, equals, value = pair.partition("=")
@@ -145,17 +143,18 @@ def workload_of(args: argparse.Namespace) -> Workload:
             parameters["block_tokens"] = str(args.block_tokens)
         if args.trace:
             raise UsageError(f"give a trace file or --generate, not both ({args.trace}, {args.generate})")
-        return Workload(generator=args.generate, parameters=tuple(parameters.items()))
+        return partial(generate, args.generate, **parameters)
     if not args.trace:
         raise UsageError("expected a TRACE file, or --generate NAME; see --help")
-    reading = {
-        "format": args.format,
-        "block_tokens": args.block_tokens,
-        "tokenizer": load_tokenizer(args.tokenizer) if args.tokenizer else None,
-        "sessions_at_once": args.sessions_at_once,
-        "skip_bad": args.skip_bad_lines,
-    }
-    return Workload(path=args.trace, reading=tuple(reading.items()))
+    return partial(
+        read_trace,
+        args.trace,
+        format=args.format,
+        block_tokens=args.block_tokens,
+        tokenizer=load_tokenizer(args.tokenizer) if args.tokenizer else None,
+        sessions_at_once=args.sessions_at_once,
+        skip_bad=args.skip_bad_lines,
+    )
 
 
 def launch_of(args: argparse.Namespace) -> LaunchConfig:

@@ -12,7 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.base.errors import UnknownFact
+import numpy as np
+
+from hicache_lab.base.errors import UnknownFact, UsageError
 from hicache_lab.base.resources import data_dir
 from hicache_lab.base.units import GB, gb
 from hicache_lab.preflight import Question
@@ -25,14 +27,14 @@ from hicache_lab.traffic.cachesim import (
     Savings,
     WritePolicy,
     cache_rules_for,
-    growth,
     hit_curve,
+    knee_of,
     replay,
     replay_blocks,
     savings,
     tier_rates,
 )
-from hicache_lab.traffic.traces import Trace, Workload, generate
+from hicache_lab.traffic.traces import GENERATORS, READING, Trace, generate, read_trace
 
 Row = Mapping[str, object]
 _NOTHING = 0.0005  # a hit rate that rounds to 0.0 %
@@ -53,9 +55,20 @@ def shipped_trace(name: str) -> Path | None:
 
 
 def load_workload(name: str, **parameters: Any) -> Trace:
-    """A shipped trace's name, a trace file's path or a generator's name."""
-    shipped = shipped_trace(name)
-    return Workload.named(str(shipped or name), **parameters).load()
+    """The trace that a name stands for.
+
+    Args:
+        name: a generator, a trace that ships with the package, or a file.
+        **parameters: the generator's, or how the file is read (``read_trace``).
+
+    Raises:
+        UsageError: no such file, or parameters of the other kind.
+    """
+    if name in GENERATORS and not Path(name).exists():
+        return generate(name, **parameters)
+    if unknown := [key for key in parameters if key not in READING]:
+        raise UsageError(f"{name}: a trace file takes no generator parameters ({', '.join(unknown)})")
+    return read_trace(shipped_trace(name) or name, **parameters)
 
 
 @dataclass(frozen=True)
@@ -144,56 +157,40 @@ class CostBenefit:
 
         The first step is the one from no host tier at all.
         """
-        if not tiers:
-            return []
-        first = tiers[0]
-        steps = [(self.rate(first.tokens) - self.device_rate) / gb(first.host_bytes)]
-        if len(tiers) > 1:
-            grown = growth(self.curve, self.device_tokens, *_axes(tiers), self.policy)
-            steps += grown.rate_per_gb.tolist()
-        return steps
+        rates = [self.device_rate, *(self.rate(tier.tokens) for tier in tiers)]
+        sizes = [0, *(tier.host_bytes for tier in tiers)]
+        gained, added = (np.diff(np.array(values, np.float64)) for values in (rates, sizes))
+        per_gb: list[float] = (gained / np.maximum(added / GB, 1e-12)).tolist()
+        return per_gb
 
     def knee(self, tiers: Sequence[HostTier]) -> HostTier | None:
         """Where an extra byte starts to buy less than the average byte; None: the curve does not bend there."""
         if len(tiers) < 2:
             return None
-        found = growth(self.curve, self.device_tokens, *_axes(tiers), self.policy).knee
-        return None if found is None else tiers[found]
+        bend = knee_of([self.rate(tier.tokens) for tier in tiers], [tier.host_bytes for tier in tiers])
+        return None if bend is None else tiers[bend]
 
     def replayed_rows(self, tier: HostTier, release: str, page_size: int, *, requests: int) -> Sequence[Row]:
         """Block model beside the release's own rules, for the three write policies, on the first requests."""
         head = self.trace.head(requests)
-        rows: list[Row] = []
         unread = _unread(release)
-        if unread:
-            for policy in WritePolicy:
-                blocks = replay_blocks(head, self.device_tokens, tier.tokens, policy)
-                rows.append(
-                    {
-                        "write policy": str(policy),
-                        "blocks, hit rate %": round(100 * blocks.total_rate, 2),
-                        f"rules of {release}, hit rate %": unread,
-                        "source": "simulated",
-                    }
-                )
-            return rows
+        rows: list[Row] = []
         for policy in WritePolicy:
-            settings = ReplaySettings(
-                self.device_tokens, tier.tokens, page_size, write_policy=policy, release=release, concurrency=1
-            )
-            nodes = replay(head, settings)
             blocks = replay_blocks(head, self.device_tokens, tier.tokens, policy)
-            rows.append(
-                {
-                    "write policy": str(policy),
-                    "blocks, hit rate %": round(100 * blocks.total_rate, 2),
-                    f"rules of {release}, hit rate %": round(100 * nodes.total_rate, 2),
-                    "on the device %": round(100 * nodes.device_rate, 2),
-                    "from the host %": round(100 * nodes.host_rate, 2),
-                    "copied to the host, Mtokens": round(nodes.traffic.backed_up / 1e6, 2),
-                    "source": "simulated / replayed",
-                }
-            )
+            row: dict[str, object] = {
+                "write policy": str(policy),
+                "blocks, hit rate %": round(100 * blocks.total_rate, 2),
+                f"rules of {release}, hit rate %": unread,
+            }
+            if not unread:
+                nodes = replay(
+                    head, ReplaySettings(self.device_tokens, tier.tokens, page_size, policy, release=release)
+                )
+                row[f"rules of {release}, hit rate %"] = round(100 * nodes.total_rate, 2)
+                row["on the device %"] = round(100 * nodes.device_rate, 2)
+                row["from the host %"] = round(100 * nodes.host_rate, 2)
+                row["copied to the host, Mtokens"] = round(nodes.moved.backed_up / 1e6, 2)
+            rows.append(row | {"source": "simulated" if unread else "simulated / replayed"})
         return rows
 
     def eviction_rows(
@@ -201,21 +198,21 @@ class CostBenefit:
     ) -> Sequence[Row]:
         """The release's eviction policies side by side, replayed."""
         head = self.trace.head(requests)
-        rows: list[Row] = []
         unread = _unread(release)
         if unread:
             return [{"--radix-eviction-policy": name, "hit rate %": unread} for name in policies]
+        rows: list[Row] = []
         for name in policies:
             settings = ReplaySettings(
                 self.device_tokens, tier.tokens, page_size, self.policy, EvictionPolicy(name), release
             )
-            found = replay(head, settings)
+            hits = replay(head, settings)
             rows.append(
                 {
                     "--radix-eviction-policy": name,
-                    "hit rate %": round(100 * found.total_rate, 2),
-                    "on the device %": round(100 * found.device_rate, 2),
-                    "from the host %": round(100 * found.host_rate, 2),
+                    "hit rate %": round(100 * hits.total_rate, 2),
+                    "on the device %": round(100 * hits.device_rate, 2),
+                    "from the host %": round(100 * hits.host_rate, 2),
                 }
             )
         return rows
@@ -236,18 +233,10 @@ def shape_rows(
     """The same pools behind other kinds of traffic: what the answer depends on."""
     rows: list[Row] = []
     for name in names:
-        trace = generate(name, **SHAPES[name])
-        case = CostBenefit(trace, hit_curve(trace, count="tokens"), question, policy)
-        rows.append(
-            {
-                "traffic": name,
-                "requests": case.trace.requests,
-                "working set, Mtokens": round(case.curve.largest_useful_blocks * case.curve.block_tokens / 1e6, 2),
-                "device only %": round(100 * case.device_rate, 1),
-                "with the host tier %": round(100 * case.rate(host_tokens), 1),
-                "unlimited %": round(100 * case.curve.ceiling, 1),
-            }
-        )
+        case = _behind(generate(name, **SHAPES[name]), question, policy)
+        reused = case.curve.largest_useful_blocks * case.curve.block_tokens
+        working_set = {"requests": case.trace.requests, "working set, Mtokens": round(reused / 1e6, 2)}
+        rows.append({"traffic": name} | working_set | _three_rates(case, host_tokens, decimals=1))
     return rows
 
 
@@ -255,19 +244,20 @@ def seed_rows(
     question: Question, host_tokens: int, policy: WritePolicy, *, seeds: int, name: str = "mooncake_like"
 ) -> Sequence[Row]:
     """The same description with other seeds: how much of a result is chance."""
-    rows: list[Row] = []
-    for seed in range(seeds):
-        trace = generate(name, seed=seed)
-        case = CostBenefit(trace, hit_curve(trace, count="tokens"), question, policy)
-        rows.append(
-            {
-                "seed": seed,
-                "device only %": round(100 * case.device_rate, 2),
-                "with the host tier %": round(100 * case.rate(host_tokens), 2),
-                "unlimited %": round(100 * case.curve.ceiling, 2),
-            }
-        )
-    return rows
+    cases = [_behind(generate(name, seed=seed), question, policy) for seed in range(seeds)]
+    return [{"seed": seed} | _three_rates(case, host_tokens, decimals=2) for seed, case in enumerate(cases)]
+
+
+def _behind(trace: Trace, question: Question, policy: WritePolicy) -> CostBenefit:
+    return CostBenefit(trace, hit_curve(trace, count="tokens"), question, policy)
+
+
+def _three_rates(case: CostBenefit, host_tokens: int, decimals: int) -> dict[str, object]:
+    return {
+        "device only %": round(100 * case.device_rate, decimals),
+        "with the host tier %": round(100 * case.rate(host_tokens), decimals),
+        "unlimited %": round(100 * case.curve.ceiling, decimals),
+    }
 
 
 def rates_for(
@@ -395,7 +385,3 @@ def _half(case: CostBenefit, possible: float) -> list[str]:
         tokens = max(tokens - case.device_tokens, 0)  # the device pool holds a part of them
     cost = gb(tokens * case.host_bytes_per_token)
     return [f"Half of what an unlimited cache would add takes a host tier of {tokens:,} tokens, {cost:,.0f} GB."]
-
-
-def _axes(tiers: Sequence[HostTier]) -> tuple[list[int], list[int]]:
-    return [tier.tokens for tier in tiers], [tier.host_bytes for tier in tiers]

@@ -135,7 +135,7 @@ def test_one_request_at_a_time_is_equal_by_tier(target: Pools, one_by_one: Calla
     answered = one_by_one(SEEDS[0])
     found = target.replayed(answered)
     wrong = differences(answered, found)
-    assert found.traffic.host_evicted > 0 and found.traffic.loaded_back > 0, "the workload must overflow both tiers"
+    assert found.moved.host_evicted > 0 and found.moved.loaded_back > 0, "the workload must overflow both tiers"
     assert len(wrong) <= REQUESTS // 100, "\n".join(wrong)
 
 

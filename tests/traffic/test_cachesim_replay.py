@@ -62,7 +62,7 @@ def test_equal_to_a_naive_cache_request_by_request(
     )
     assert not found.refused
     assert list(zip(found.device_tokens.tolist(), found.host_tokens.tolist(), strict=True)) == expected
-    assert found.traffic.backed_up == naive.copied
+    assert found.moved.backed_up == naive.copied
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -152,7 +152,7 @@ def test_from_0_5_22_selective_copies_only_what_a_second_request_uses() -> None:
     selective = WritePolicy.WRITE_THROUGH_SELECTIVE
     before = replay(trace, ReplaySettings(**setting, write_policy=selective, release="0.5.21"))
     after = replay(trace, ReplaySettings(**setting, write_policy=selective, release="0.5.22"))
-    assert after.traffic.backed_up < before.traffic.backed_up / 2
+    assert after.moved.backed_up < before.moved.backed_up / 2
 
 
 def test_blocks_are_close_to_nodes() -> None:
@@ -181,12 +181,12 @@ def test_write_back_before_0_5_15_dies_where_the_host_is_full() -> None:
         trace,
         ReplaySettings(40_000, 1_024, page_size=64, write_policy=WritePolicy.WRITE_BACK, release="0.5.10"),
     )
-    assert found.traffic.assertions > 0
+    assert found.moved.assertions > 0
     assert any("assert node.backuped" in text for text in found.warnings)
     later = replay(
         trace, ReplaySettings(40_000, 1_024, page_size=64, write_policy=WritePolicy.WRITE_BACK, release="0.5.15")
     )
-    assert later.traffic.assertions == 0
+    assert later.moved.assertions == 0
 
 
 def test_concurrency_keeps_paths_and_costs_device_room() -> None:

@@ -8,9 +8,10 @@ from hicache_lab.traffic.cachesim import (
     TierHits,
     WritePolicy,
     concurrent_requests,
-    growth,
     hit_curve,
+    knee_of,
     savings,
+    tier_rates,
 )
 from hicache_lab.traffic.traces import generate
 
@@ -43,18 +44,18 @@ def test_rates_are_checked(bad: tuple[float, float, int]) -> None:
 def test_the_knee_is_where_the_scan_fits() -> None:
     curve = hit_curve(generate("cyclic_scan", items=20, item_tokens=1024, rounds=5), count="tokens")
     sizes = [1024 * n for n in range(5, 60, 5)]
-    found = growth(curve, 0, sizes, [1000 * n for n in sizes], WritePolicy.WRITE_BACK)
-    assert found.knee is not None and sizes[found.knee] == 20 * 1024
-    assert found.rate_per_gb.shape == (len(sizes) - 1,)
-    assert found.rate_per_gb[-1] == 0
+    rates = tier_rates(curve, 0, sizes, WritePolicy.WRITE_BACK).tolist()
+    knee = knee_of(rates, [1000 * n for n in sizes])
+    assert knee is not None and sizes[knee] == 20 * 1024
+    assert rates[-1] == rates[-2]
 
 
 def test_a_curve_that_bends_upwards_has_no_knee() -> None:
     curve = hit_curve(generate("cyclic_scan", items=20, item_tokens=1024, rounds=5), count="tokens")
     sizes = [1024 * n for n in range(5, 22, 3)]
-    assert growth(curve, 0, sizes, sizes, WritePolicy.WRITE_BACK).knee is None
+    assert knee_of(tier_rates(curve, 0, sizes, WritePolicy.WRITE_BACK).tolist(), sizes) is None
     with pytest.raises(UsageError, match="ascending"):
-        growth(curve, 0, [5, 5], [1, 2], WritePolicy.WRITE_BACK)
+        knee_of([0.1, 0.2], [5, 5])
 
 
 def test_concurrency_is_a_matter_of_the_device_pool() -> None:

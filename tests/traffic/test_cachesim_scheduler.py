@@ -179,4 +179,4 @@ def test_equal_to_a_naive_server_step_by_step(seed: int) -> None:
     assert found.refused == tuple(refused), setting
     tiers = list(zip(found.device_tokens.tolist(), found.host_tokens.tolist(), strict=True))
     assert tiers == [job.hits for job in jobs], setting
-    assert found.traffic.backed_up == naive.copied, setting
+    assert found.moved.backed_up == naive.copied, setting

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_lab.base.errors import InputError, UsageError
-from hicache_lab.traffic.traces import GENERATORS, Trace, Workload, generate, load_tokenizer, read_trace, sniff
+from hicache_lab.traffic.cost_benefit import load_workload
+from hicache_lab.traffic.traces import GENERATORS, Trace, generate, load_tokenizer, read_trace, sniff
 from hicache_lab.traffic.traces.files import Skips
 from hicache_lab.traffic.traces.hashed import _by_columns, _by_lines, stream_hashed
 from hicache_lab.traffic.traces.prompts import Request, interleave
@@ -382,10 +383,9 @@ def test_paths_and_names_that_cannot_be(tmp_path: Path) -> None:
         read_trace(tmp_path)
     with pytest.raises(UsageError, match="--format"):
         read_trace(written(tmp_path, LINE), format="csv")
-    with pytest.raises(UsageError, match="one of both"):
-        Workload()
     with pytest.raises(UsageError, match="takes no generator parameters"):
-        Workload.named(str(written(tmp_path, LINE)), seed=3)
+        load_workload(str(written(tmp_path, LINE)), seed=3)
+    assert load_workload(str(written(tmp_path, LINE)), block_tokens=512).block_tokens == 512
 
 
 # ---- generators ----

@@ -12,7 +12,7 @@ Key = tuple[int, ...]
 _POLICIES = ("lru", "lfu", "slru", "priority", "tlru")
 
 
-class Node:
+class TreeNode:
     """A run of blocks of one path, ``start`` blocks below the root."""
 
     __slots__ = (
@@ -38,9 +38,9 @@ class Node:
         "tokens",
     )  # fmt: skip
 
-    def __init__(self, parent: Node | None, at: int, start: int, stop: int, tokens: int, first: int) -> None:
+    def __init__(self, parent: TreeNode | None, at: int, start: int, stop: int, tokens: int, first: int) -> None:
         self.parent = parent
-        self.children: dict[int, Node] = {}
+        self.children: dict[int, TreeNode] = {}
         self.at = at  # where the node's blocks stand in the trace's ids; -1: content unknown, never matched
         self.start, self.stop = start, stop  # depth of its first block and of the one after its last
         self.tokens = tokens
@@ -98,7 +98,7 @@ class EvictionPolicy:
                 f'--radix-eviction-policy-config: expected JSON such as {{"threshold": 2048}}, got {config!r}'
             ) from None
 
-    def key(self) -> Callable[[Node], Key]:
+    def key(self) -> Callable[[TreeNode], Key]:
         """The function from a node to its key (``mem_cache/evict_policy.py``, 0.5.3 … 0.5.23)."""
         return {
             "lru": lambda node: (node.time,),
@@ -108,13 +108,13 @@ class EvictionPolicy:
             "tlru": self._tlru,
         }[self.name]
 
-    def _tlru(self, node: Node) -> Key:
+    def _tlru(self, node: TreeNode) -> Key:
         budget = max(node.history + self.tlru_next_prompt - self.tlru_threshold, 0)
         return (-1 if node.path_tokens - node.tokens >= budget else 0, node.time)
 
 
 @dataclass
-class Traffic:
+class MovedTokens:
     """What moved and what was lost, in tokens (and one count)."""
 
     backed_up: int = 0

@@ -20,59 +20,34 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from hicache_lab.traffic.cachesim.nodes import Traffic
+from hicache_lab.traffic.cachesim.nodes import MovedTokens
 from hicache_lab.traffic.cachesim.scheduler import Scheduler
 from hicache_lab.traffic.cachesim.settings import ReplaySettings
+from hicache_lab.traffic.cachesim.tiers import TierHits
 from hicache_lab.traffic.traces import Trace
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class ReplayResult:
-    """What a replay found.
+class ReplayResult(TierHits):
+    """What a replay found: cached tokens by tier, and
 
     Attributes:
         settings: the configuration.
-        device_tokens: cached prompt tokens found on the device, shape (requests,).
-        host_tokens: cached prompt tokens loaded back from the host, shape (requests,).
         host_left_tokens: tokens found on the host and computed again all the same, shape (requests,).
-        input_tokens: prompt tokens, shape (requests,).
         refused: requests that can never fit into the device pool (left out, no hit).
-        traffic: tokens moved and lost.
+        moved: tokens moved and lost.
         warnings: what the settings mean beyond the numbers.
         origin: the trace's origin.
     """
 
     settings: ReplaySettings
-    device_tokens: Ints
-    host_tokens: Ints
     host_left_tokens: Ints
-    input_tokens: Ints
     refused: tuple[int, ...]
-    traffic: Traffic
+    moved: MovedTokens
     warnings: tuple[str, ...]
     origin: str
-
-    @property
-    def cached_tokens(self) -> Ints:
-        """Prompt tokens not computed, shape (requests,)."""
-        return self.device_tokens + self.host_tokens
-
-    @property
-    def device_rate(self) -> float:
-        """Share of all prompt tokens found on the device."""
-        return float(self.device_tokens.sum()) / max(int(self.input_tokens.sum()), 1)
-
-    @property
-    def host_rate(self) -> float:
-        """Share of all prompt tokens loaded back from the host."""
-        return float(self.host_tokens.sum()) / max(int(self.input_tokens.sum()), 1)
-
-    @property
-    def total_rate(self) -> float:
-        """Share of all prompt tokens not computed."""
-        return self.device_rate + self.host_rate
 
 
 def replay(trace: Trace, settings: ReplaySettings) -> ReplayResult:
@@ -93,10 +68,10 @@ def replay(trace: Trace, settings: ReplaySettings) -> ReplayResult:
             *warnings,
             f"{len(run.refused)} requests can never fit into {settings.device_tokens} device tokens",
         )
-    if run.tree.traffic.assertions:
+    if run.tree.moved.assertions:
         warnings = (
             *warnings,
-            f"sglang {settings.release} would have died {run.tree.traffic.assertions} times: write_back found no host "
+            f"sglang {settings.release} would have died {run.tree.moved.assertions} times: write_back found no host "
             "space (assert node.backuped); the replay drops the node and goes on",
         )
     return ReplayResult(
@@ -106,7 +81,7 @@ def replay(trace: Trace, settings: ReplaySettings) -> ReplayResult:
         host_left_tokens=run.host_left,
         input_tokens=trace.input_tokens,
         refused=tuple(run.refused),
-        traffic=replace(run.tree.traffic),
+        moved=replace(run.tree.moved),
         warnings=warnings,
         origin=trace.origin,
     )

@@ -10,15 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from hicache_lab.base.errors import UsageError
-from hicache_lab.base.units import GB
-from hicache_lab.traffic.cachesim.curve import HitCurve
-from hicache_lab.traffic.cachesim.tiers import TierHits, WritePolicy, tier_rates
+from hicache_lab.traffic.cachesim.tiers import TierHits
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 _SECONDS_PER_HOUR = 3600.0
 _NO_KNEE = 0.01  # below it a curve is a straight line or bends upwards
 
@@ -101,47 +96,22 @@ def savings(hits: TierHits, rates: Rates, duration_s: float | None) -> Savings:
     )
 
 
-@dataclass(frozen=True)
-class Growth:
-    """The hit rate along growing host sizes.
-
-    Attributes:
-        host_tokens: host sizes, ascending, shape (n,).
-        host_bytes: what each takes on the whole host, shape (n,).
-        total_rate: hit rate of both tiers, shape (n,).
-        knee: index of the knee; None where the curve has none (every further byte buys more than the one before).
-    """
-
-    host_tokens: Ints
-    host_bytes: Ints
-    total_rate: Floats
-    knee: int | None
-
-    @property
-    def rate_per_gb(self) -> Floats:
-        """Hit rate gained per extra GB (1e9 bytes of the whole host) on the step to each size, shape (n - 1,)."""
-        return np.diff(self.total_rate) / np.maximum(np.diff(self.host_bytes) / GB, 1e-12)
-
-
-def growth(
-    curve: HitCurve,
-    device_tokens: int,
-    host_tokens: Sequence[int],
-    host_bytes: Sequence[int],
-    policy: WritePolicy,
-) -> Growth:
-    """Follow the hit rate over ascending host sizes and find its knee.
+def knee_of(rate: Sequence[float], host_bytes: Sequence[int]) -> int | None:
+    """Where a hit rate over growing host sizes bends; None: it does not (every further byte buys at least as much).
 
     The knee is the size whose normalised gain exceeds its normalised cost by most (Satopaa et al., ICDCSW'11): beyond
     it an extra byte buys less than the average byte up to the largest size looked at.
+
+    Args:
+        rate: hit rate of both tiers at each size.
+        host_bytes: what each size takes on the whole host, ascending.
     """
-    tokens, cost = np.asarray(host_tokens, np.int64), np.asarray(host_bytes, np.int64)
-    if tokens.size < 2 or (np.diff(tokens) <= 0).any() or (np.diff(cost) <= 0).any():
+    gained, cost = np.asarray(rate, np.float64), np.asarray(host_bytes, np.int64)
+    if cost.size < 2 or (np.diff(cost) <= 0).any():
         raise UsageError("host sizes: expected at least two, ascending")
-    rate = tier_rates(curve, device_tokens, tokens, policy)
-    gain = (rate - rate[0]) / max(rate[-1] - rate[0], 1e-12)
+    gain = (gained - gained[0]) / max(gained[-1] - gained[0], 1e-12)
     lead = gain - (cost - cost[0]) / (cost[-1] - cost[0])
-    return Growth(tokens, cost, rate, int(np.argmax(lead)) if lead.max() > _NO_KNEE else None)
+    return int(np.argmax(lead)) if lead.max() > _NO_KNEE else None
 
 
 def concurrent_requests(device_tokens: int, mean_resident_tokens: float) -> int:

@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 
 from hicache_lab.traffic.cachesim.clients import Clients
-from hicache_lab.traffic.cachesim.nodes import Node
+from hicache_lab.traffic.cachesim.nodes import TreeNode
 from hicache_lab.traffic.cachesim.rules import ReplayRules
 from hicache_lab.traffic.cachesim.settings import ReplaySettings
 from hicache_lab.traffic.cachesim.tree import PrefixTree
@@ -22,7 +22,7 @@ class _Request:
 
     __slots__ = ("at", "computed", "counted", "end", "index", "inputs", "outputs", "private", "produced")
 
-    def __init__(self, index: int, at: int, inputs: int, outputs: int, end: Node, prefix: int) -> None:
+    def __init__(self, index: int, at: int, inputs: int, outputs: int, end: TreeNode, prefix: int) -> None:
         self.index, self.at, self.inputs, self.outputs = index, at, inputs, max(outputs, 1)
         self.end = end  # the locked end of its path
         self.computed = prefix  # tokens whose KV exists
@@ -237,7 +237,7 @@ class Scheduler:
         self._settle(request, end, taken, kept=self._pages(request.computed) - end.path_tokens)
         request.counted = max(request.counted, tokens)
 
-    def _settle(self, request: _Request, end: Node, taken: int, kept: int) -> None:
+    def _settle(self, request: _Request, end: TreeNode, taken: int, kept: int) -> None:
         self.tree.device_free += request.private - taken - kept
         request.private = kept
         self.tree.lock(end)
@@ -269,4 +269,4 @@ class Scheduler:
         return -(-tokens // self.page) * self.page
 
 
-_REFUSED = _Request(-1, 0, 0, 0, Node(None, -1, 0, 0, 0, -1), 0)
+_REFUSED = _Request(-1, 0, 0, 0, TreeNode(None, -1, 0, 0, 0, -1), 0)

@@ -61,10 +61,10 @@ def tier_rates(
 
 @dataclass(frozen=True)
 class TierHits:
-    """Cached prompt tokens of every request by tier, under the block model.
+    """Cached prompt tokens of every request by tier.
 
     Attributes:
-        device_tokens: shape (requests,).
+        device_tokens: found on the device, shape (requests,).
         host_tokens: loaded back from the host, shape (requests,).
         input_tokens: prompt tokens, shape (requests,).
     """
@@ -74,14 +74,24 @@ class TierHits:
     input_tokens: Ints
 
     @property
+    def cached_tokens(self) -> Ints:
+        """Prompt tokens not computed, shape (requests,)."""
+        return self.device_tokens + self.host_tokens
+
+    @property
     def device_rate(self) -> float:
-        """Share of prompt tokens found on the device."""
-        return float(self.device_tokens.sum() / max(int(self.input_tokens.sum()), 1))
+        """Share of all prompt tokens found on the device."""
+        return float(self.device_tokens.sum()) / max(int(self.input_tokens.sum()), 1)
+
+    @property
+    def host_rate(self) -> float:
+        """Share of all prompt tokens loaded back from the host."""
+        return float(self.host_tokens.sum()) / max(int(self.input_tokens.sum()), 1)
 
     @property
     def total_rate(self) -> float:
-        """Share of prompt tokens found on either tier."""
-        return self.device_rate + float(self.host_tokens.sum() / max(int(self.input_tokens.sum()), 1))
+        """Share of all prompt tokens not computed."""
+        return self.device_rate + self.host_rate
 
 
 def replay_blocks(trace: Trace, device_tokens: int, host_tokens: int, policy: WritePolicy) -> TierHits:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from hicache_lab.traffic.cachesim.nodes import EvictionPolicy, Key, Node, Traffic
+from hicache_lab.traffic.cachesim.nodes import EvictionPolicy, Key, MovedTokens, TreeNode
 from hicache_lab.traffic.cachesim.rules import ReplayRules
 from hicache_lab.traffic.cachesim.tiers import WritePolicy
 
@@ -48,20 +48,20 @@ class PrefixTree:
         self.hicache = host_tokens > 0
         self.key = eviction.key()
         self.track_history = eviction.name == "tlru"
-        self.traffic = Traffic()
+        self.moved = MovedTokens()
         self.evictable = 0  # unlocked tokens on the device
         self.clock = 0
         self.entries = 0
-        self.device_heap: list[tuple[Key, int, Node]] = []
-        self.host_heap: list[tuple[Key, int, Node]] = []
-        self.duplicates: dict[int, Node] = {}
-        self.root = Node(None, -1, 0, 0, 0, -1)
+        self.device_heap: list[tuple[Key, int, TreeNode]] = []
+        self.host_heap: list[tuple[Key, int, TreeNode]] = []
+        self.duplicates: dict[int, TreeNode] = {}
+        self.root = TreeNode(None, -1, 0, 0, 0, -1)
         self.root.device = True
         self.root.lock = 1
 
     # ---- looking up ----
 
-    def match(self, at: int, blocks: int) -> Node:
+    def match(self, at: int, blocks: int) -> TreeNode:
         """Walk down the path ``ids[at:at + blocks]``, split where it leaves a node, make it most recent; its end."""
         node = self.root
         while node.stop < blocks:
@@ -79,15 +79,15 @@ class PrefixTree:
             self._touch(passed)
         return node
 
-    def _path(self, node: Node) -> Iterator[Node]:
+    def _path(self, node: TreeNode) -> Iterator[TreeNode]:
         path = []
-        walk: Node | None = node
+        walk: TreeNode | None = node
         while walk is not None and walk is not self.root:
             path.append(walk)
             walk = walk.parent
         return reversed(path)
 
-    def _common(self, node: Node, at: int, blocks: int) -> int:
+    def _common(self, node: TreeNode, at: int, blocks: int) -> int:
         """The depth down to which ``node`` agrees with the path: chained ids agree up to a point and never again."""
         ids, shift = self.ids, at - (node.at - node.start)
         low, high = node.start + 1, min(node.stop, blocks)
@@ -102,12 +102,12 @@ class PrefixTree:
                 high = middle
         return low
 
-    def _split(self, node: Node, depth: int) -> Node:
+    def _split(self, node: TreeNode, depth: int) -> TreeNode:
         """Cut ``node`` at ``depth``; the upper part is new and takes its place, the lower part stays ``node``."""
         parent = node.parent
         assert parent is not None
         tokens = (depth - node.start) * self.block_tokens
-        upper = Node(parent, node.at, node.start, depth, tokens, node.first)
+        upper = TreeNode(parent, node.at, node.start, depth, tokens, node.first)
         upper.device, upper.host, upper.lock = node.device, node.host, node.lock
         upper.hits, upper.priority, upper.created = node.hits, node.priority, self._now()
         upper.history, upper.path_tokens = node.history, parent.path_tokens + tokens
@@ -121,7 +121,7 @@ class PrefixTree:
             self.duplicates[id(upper)] = upper
         return upper
 
-    def device_end(self, node: Node) -> Node:
+    def device_end(self, node: TreeNode) -> TreeNode:
         """The last node of a path that is on the device."""
         while not node.device:
             assert node.parent is not None
@@ -130,7 +130,7 @@ class PrefixTree:
 
     # ---- locks ----
 
-    def lock(self, node: Node) -> None:
+    def lock(self, node: TreeNode) -> None:
         """Keep a path from eviction."""
         while node is not self.root:
             if not node.lock and node.device:
@@ -139,7 +139,7 @@ class PrefixTree:
             assert node.parent is not None
             node = node.parent
 
-    def unlock(self, node: Node) -> None:
+    def unlock(self, node: TreeNode) -> None:
         """Undo one ``lock``."""
         while node is not self.root:
             node.lock -= 1
@@ -154,7 +154,7 @@ class PrefixTree:
 
     def insert(
         self, at: int, blocks: int, tokens: int, *, counts: bool, counted: int = 0, priority: int = 0
-    ) -> tuple[Node, int]:
+    ) -> tuple[TreeNode, int]:
         """Put a computed path into the tree.
 
         Args:
@@ -199,7 +199,7 @@ class PrefixTree:
             self._offer(node)
         return node, taken
 
-    def append_unknown(self, node: Node, tokens: int, *, counts: bool, priority: int = 0) -> Node:
+    def append_unknown(self, node: TreeNode, tokens: int, *, counts: bool, priority: int = 0) -> TreeNode:
         """Hang generated tokens whose content the trace does not tell below a prompt: cached, never asked for."""
         self.entries += 1
         leaf = self._add(node, -1, node.stop, tokens, -1 - self.entries, priority)
@@ -208,21 +208,21 @@ class PrefixTree:
         self._offer(leaf)
         return leaf
 
-    def _add(self, parent: Node, at: int, stop: int, tokens: int, first: int, priority: int) -> Node:
-        node = Node(parent, at, parent.stop, stop, tokens, first)
+    def _add(self, parent: TreeNode, at: int, stop: int, tokens: int, first: int, priority: int) -> TreeNode:
+        node = TreeNode(parent, at, parent.stop, stop, tokens, first)
         node.device, node.priority, node.time, node.created = True, priority, self._now(), self.clock
         node.path_tokens = node.history = parent.path_tokens + tokens
         parent.children[first] = node
         parent.device_children += 1
         self.evictable += tokens
         if self.track_history:
-            above: Node | None = parent
+            above: TreeNode | None = parent
             while above is not None and above.history < node.history:
                 above.history = node.history
                 above = above.parent
         return node
 
-    def _restore(self, node: Node) -> None:
+    def _restore(self, node: TreeNode) -> None:
         """A node computed again gets device slots again; its host copy stays."""
         node.device = True
         assert node.parent is not None
@@ -231,7 +231,7 @@ class PrefixTree:
             self.evictable += node.tokens
         self._note_duplicate(node)
 
-    def _count(self, node: Node) -> None:
+    def _count(self, node: TreeNode) -> None:
         """Count a hit and copy the node to the host when it has enough of them."""
         if self.write_back:
             return  # under write_back nothing counts hits: lfu and slru become lru
@@ -250,7 +250,7 @@ class PrefixTree:
 
     # ---- copying and evicting ----
 
-    def back_up(self, node: Node, *, write_back: bool = False) -> bool:
+    def back_up(self, node: TreeNode, *, write_back: bool = False) -> bool:
         """Copy a node to the host, making room first; False: no room, no copy."""
         parent = node.parent
         contiguous = not self.rules.gaps_allowed and not write_back
@@ -263,7 +263,7 @@ class PrefixTree:
                 return False
         self.host_free -= node.tokens
         node.host = True
-        self.traffic.backed_up += node.tokens
+        self.moved.backed_up += node.tokens
         return True
 
     def make_room(self, tokens: int, *, for_load_back: bool = False) -> bool:
@@ -279,10 +279,10 @@ class PrefixTree:
             freed += self._evict(node)
         return self.device_free >= tokens
 
-    def _evict(self, node: Node) -> int:
+    def _evict(self, node: TreeNode) -> int:
         if not node.host and self.write_back and not self.back_up(node, write_back=True):
             if self.rules.failed_write_back_asserts:
-                self.traffic.assertions += 1
+                self.moved.assertions += 1
             self._drop_below(node)
         self.device_free += node.tokens
         self.evictable -= node.tokens
@@ -293,14 +293,14 @@ class PrefixTree:
         if node.host:
             self._offer(node)
         else:
-            self.traffic.dropped += node.tokens
+            self.moved.dropped += node.tokens
             del parent.children[node.first]
             node.detached = True
         self.duplicates.pop(id(node), None)
         self._offer(parent)
         return node.tokens
 
-    def _drop_below(self, node: Node) -> None:
+    def _drop_below(self, node: TreeNode) -> None:
         """Give up the host copies that hang below a node which leaves the device without one."""
         below = list(node.children.values())
         while below:
@@ -308,7 +308,7 @@ class PrefixTree:
             below += child.children.values()
             self.host_free += child.tokens
             child.host, child.detached = False, True
-            self.traffic.dropped += child.tokens
+            self.moved.dropped += child.tokens
         node.children.clear()
 
     def _evict_host(self, tokens: int) -> None:
@@ -322,14 +322,14 @@ class PrefixTree:
                 return
             node.host, node.detached = False, True
             self.host_free += node.tokens
-            self.traffic.host_evicted += node.tokens
+            self.moved.host_evicted += node.tokens
             freed += node.tokens
             assert node.parent is not None
             node.parent.children.pop(node.first, None)
             if not node.parent.detached:
                 self._offer(node.parent)
 
-    def _note_duplicate(self, node: Node) -> None:
+    def _note_duplicate(self, node: TreeNode) -> None:
         if self.write_back and node.device and node.host:
             self.duplicates.setdefault(id(node), node)
 
@@ -346,13 +346,13 @@ class PrefixTree:
                     node.host = False
                     self.host_free += node.tokens
                     freed += node.tokens
-                    self.traffic.reclaimed += node.tokens
+                    self.moved.reclaimed += node.tokens
                     del self.duplicates[marker]
         return freed
 
     # ---- loading back ----
 
-    def load_back(self, node: Node) -> int:
+    def load_back(self, node: TreeNode) -> int:
         """Bring the host part of a path to the device, all or nothing; the tokens loaded."""
         missing = []
         above = node
@@ -367,7 +367,7 @@ class PrefixTree:
         enough = self.make_room(tokens, for_load_back=True)
         if enough:
             self.device_free -= tokens
-            self.traffic.loaded_back += tokens
+            self.moved.loaded_back += tokens
             for part in missing:
                 part.device = True
                 assert part.parent is not None
@@ -382,11 +382,11 @@ class PrefixTree:
         self.clock += 1
         return self.clock
 
-    def _touch(self, node: Node) -> None:
+    def _touch(self, node: TreeNode) -> None:
         node.time = self._now()
         self._offer(node)
 
-    def _offer(self, node: Node) -> None:
+    def _offer(self, node: TreeNode) -> None:
         """Enter a node among the candidates if it is one; its older entries become void."""
         if node.lock:  # is_device_leaf and is_host_leaf, spelled out: this is the hot spot
             return
@@ -402,7 +402,7 @@ class PrefixTree:
         node.entry = self.entries
         heappush(heap, (self.key(node), self.entries, node))
 
-    def _pop(self, heap: list[tuple[Key, int, Node]], *, device: bool) -> Node | None:
+    def _pop(self, heap: list[tuple[Key, int, TreeNode]], *, device: bool) -> TreeNode | None:
         while heap:
             _, entry, node = heappop(heap)
             if entry == node.entry and (node.is_device_leaf if device else node.is_host_leaf):

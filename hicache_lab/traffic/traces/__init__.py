@@ -3,16 +3,15 @@
 from hicache_lab.traffic.traces.generate import GENERATORS, generate
 from hicache_lab.traffic.traces.hashed import read_hashed
 from hicache_lab.traffic.traces.prompts import load_tokenizer, read_prompts
-from hicache_lab.traffic.traces.reader import FORMATS, format_of, read_trace, sniff
+from hicache_lab.traffic.traces.reader import FORMATS, READING, format_of, read_trace, sniff
 from hicache_lab.traffic.traces.request_logs import read_request_log
 from hicache_lab.traffic.traces.trace import Trace
-from hicache_lab.traffic.traces.workload import Workload
 
 __all__ = [
     "FORMATS",
     "GENERATORS",
+    "READING",
     "Trace",
-    "Workload",
     "format_of",
     "generate",
     "load_tokenizer",

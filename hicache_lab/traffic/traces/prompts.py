@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +43,15 @@ class Request:
     arrival: float | None = None
 
 
-class CharacterTokenizer:
-    """Cuts text into pieces of a fixed number of characters: a stand-in that keeps prefixes, not token counts."""
+def character_tokenizer() -> Tokenizer:
+    """Cuts text into pieces of some characters: keeps prefixes, not token counts."""
+    pieces: dict[str, int] = {}
 
-    def __init__(self, chars_per_token: int = CHARS_PER_TOKEN) -> None:
-        if chars_per_token < 1:
-            raise UsageError(f"--chars-per-token: expected a whole number of at least 1, got {chars_per_token}")
-        self.chars_per_token = chars_per_token
-        self._pieces: dict[str, int] = {}
+    def encode(text: str) -> list[int]:
+        cuts = range(0, len(text), CHARS_PER_TOKEN)
+        return [pieces.setdefault(text[i : i + CHARS_PER_TOKEN], len(pieces)) for i in cuts]
 
-    def __call__(self, text: str) -> list[int]:
-        """Token ids of a text."""
-        step = self.chars_per_token
-        return [self._pieces.setdefault(text[i : i + step], len(self._pieces)) for i in range(0, len(text), step)]
+    return encode
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -134,10 +132,9 @@ def tokenized(
     remarks = list(notes)
     encode = tokenizer
     if encode is None and any(isinstance(part, str) and part for r in requests for part in (r.prompt, r.output)):
-        stand_in = CharacterTokenizer()
-        encode = stand_in
+        encode = character_tokenizer()
         remarks.append(
-            f"estimated: {stand_in.chars_per_token} characters stand for a token (no tokenizer given); "
+            f"estimated: {CHARS_PER_TOKEN} characters stand for a token (no tokenizer given); "
             "shared prefixes are exact to a block, token counts are not"
         )
 
@@ -177,28 +174,17 @@ def interleave(sessions: Sequence[list[Request]], at_once: int) -> list[Request]
     if at_once < 1:
         raise UsageError(f"--sessions-at-once: expected at least 1, got {at_once}")
     waiting = iter(sessions)
-    active: list[Iterator[Request]] = []
+    active = deque(iter(session) for session in islice(waiting, at_once))
     ordered: list[Request] = []
-    for session in waiting:
-        active.append(iter(session))
-        if len(active) == at_once:
-            break
     while active:
-        still: list[Iterator[Request]] = []
-        for session_turns in active:
-            turns: Iterator[Request] | None = session_turns
-            turn = next(session_turns, None)
-            while turn is None:
-                following = next(waiting, None)
-                if following is None:
-                    turns = None
-                    break
-                turns = iter(following)
-                turn = next(turns, None)
-            if turn is not None and turns is not None:
-                ordered.append(turn)
-                still.append(turns)
-        active = still
+        turns = active.popleft()
+        turn = next(turns, None)
+        while turn is None and (following := next(waiting, None)) is not None:
+            turns = iter(following)
+            turn = next(turns, None)
+        if turn is not None:
+            ordered.append(turn)
+            active.append(turns)
     return ordered
 
 

@@ -67,6 +67,7 @@ FORMATS = {
     ),
 }
 _LOOKED_AT = 400
+READING = ("format", "block_tokens", "tokenizer", "sessions_at_once", "skip_bad")  # the options of ``read_trace``
 
 
 def sniff(path: Path) -> str:
