@@ -38,9 +38,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device-tokens", type=positive, metavar="N", help="max_total_num_tokens, as the server logs it"
     )
-    parser.add_argument(
-        "--host-tokens", type=several(not_negative), default=(), metavar="N[,N…]", help="host pools"
-    )
+    parser.add_argument("--host-tokens", type=several(not_negative), default=(), metavar="N[,N…]", help="host pools")
     parser.add_argument("--model", metavar="M", help="sizes the host pool in bytes; a name or a config.json")
     parser.add_argument("--sglang-version", default=NEWEST, metavar="V", help=f"the release (default {NEWEST})")
     parser.add_argument("--prefill-tokens-per-s", type=positive_float, metavar="X", help="prefill rate of the engine")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hicache_lab.base.errors import UsageError
 
@@ -12,43 +12,33 @@ Key = tuple[int, ...]
 _POLICIES = ("lru", "lfu", "slru", "priority", "tlru")
 
 
+@dataclass(slots=True, eq=False)
 class TreeNode:
     """A run of blocks of one path, ``start`` blocks below the root."""
 
-    __slots__ = (
-        "at",
-        "children",
-        "created",
-        "detached",
-        "device",
-        "device_children",
-        "end",
-        "entry",
-        "first",
-        "history",
-        "hits",
-        "host",
-        "lock",
-        "parent",
-        "path_tokens",
-        "priority",
-        "start",
-        "stop",
-        "time",
-        "tokens",
-    )  # fmt: skip
+    parent: TreeNode
+    at: int  # where the node's blocks stand in the trace's ids; -1: content unknown, never matched
+    start: int  # depth of its first block
+    stop: int  # and of the one after its last
+    tokens: int
+    first: int  # the id (or a unique negative number) under which the parent knows it
+    children: dict[int, TreeNode] = field(default_factory=dict)
+    device: bool = False
+    host: bool = False
+    detached: bool = False
+    device_children: int = 0
+    lock: int = 0
+    hits: int = 0
+    priority: int = 0
+    time: int = 0
+    path_tokens: int = 0  # depth in tokens
+    history: int = 0  # tlru: the deepest its branch has ever been, in tokens
+    entry: int = 0  # the newest heap entry of this node
 
-    def __init__(self, parent: TreeNode | None, at: int, start: int, stop: int, tokens: int, first: int) -> None:
-        self.parent = parent
-        self.children: dict[int, TreeNode] = {}
-        self.at = at  # where the node's blocks stand in the trace's ids; -1: content unknown, never matched
-        self.start, self.stop = start, stop  # depth of its first block and of the one after its last
-        self.tokens = tokens
-        self.first = first  # the id (or a unique negative number) under which the parent knows it
-        self.device = self.host = self.detached = False
-        self.device_children = self.lock = self.hits = self.priority = self.time = self.created = 0
-        self.path_tokens = self.history = 0  # tlru: depth in tokens, and the deepest its branch has ever been
-        self.entry = 0  # the newest heap entry of this node
+    @classmethod
+    def root(cls) -> TreeNode:
+        """The root has no parent: every walk upwards ends at it."""
+        return cls(None, -1, 0, 0, 0, -1)  # type: ignore[arg-type]
 
     @property
     def is_device_leaf(self) -> bool:

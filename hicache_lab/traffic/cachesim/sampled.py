@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.base.errors import UsageError
 from hicache_lab.traffic.cachesim.curve import hit_curve
 from hicache_lab.traffic.traces import Trace
 from hicache_lab.traffic.traces.files import Skips
-from hicache_lab.traffic.traces.hashed import HashedChunk, choose_block, stream_hashed
+from hicache_lab.traffic.traces.hashed import HashedChunk, choose_block, join_chunks, stream_hashed
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -144,18 +144,14 @@ def _head(source: Path | Trace, block_tokens: int | None, skips: Skips) -> Trace
     chunks: list[HashedChunk] = []
     for chunk in stream_hashed(source, skips):
         chunks.append(chunk)
-        if sum(len(part.offsets) - 1 for part in chunks) >= _HEAD_REQUESTS:
+        if sum(part.input_tokens.size for part in chunks) >= _HEAD_REQUESTS:
             break
-    if not any(part.counts.size for part in chunks):
-        raise InputError(f"{source}: holds no request")
-    counts = np.concatenate([part.counts for part in chunks])
-    inputs = np.concatenate([part.input_tokens for part in chunks])
-    declared = np.unique(np.concatenate([part.block_sizes for part in chunks]))
+    whole = join_chunks(source, chunks)
     return Trace.build(
-        np.concatenate([part.raw_ids for part in chunks]),
-        np.concatenate(([0], np.cumsum(counts))),
-        block_tokens=choose_block(source, counts, inputs, declared, block_tokens),
-        input_tokens=inputs,
+        whole.raw_ids,
+        whole.offsets,
+        block_tokens=choose_block(source, whole, block_tokens),
+        input_tokens=whole.input_tokens,
     ).head(_HEAD_REQUESTS)
 
 

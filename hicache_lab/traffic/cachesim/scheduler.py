@@ -269,4 +269,4 @@ class Scheduler:
         return -(-tokens // self.page) * self.page
 
 
-_REFUSED = _Request(-1, 0, 0, 0, TreeNode(None, -1, 0, 0, 0, -1), 0)
+_REFUSED = _Request(-1, 0, 0, 0, TreeNode.root(), 0)

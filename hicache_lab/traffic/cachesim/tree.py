@@ -7,7 +7,6 @@ counter, so nothing here depends on a clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from hicache_lab.traffic.cachesim.nodes import EvictionPolicy, Key, MovedTokens, TreeNode
@@ -55,7 +54,7 @@ class PrefixTree:
         self.device_heap: list[tuple[Key, int, TreeNode]] = []
         self.host_heap: list[tuple[Key, int, TreeNode]] = []
         self.duplicates: dict[int, TreeNode] = {}
-        self.root = TreeNode(None, -1, 0, 0, 0, -1)
+        self.root = TreeNode.root()
         self.root.device = True
         self.root.lock = 1
 
@@ -75,17 +74,12 @@ class PrefixTree:
                 self._touch(child)
                 break
             node = child
-        for passed in self._path(node):
+        path = [node]
+        while path[-1] is not self.root:
+            path.append(path[-1].parent)
+        for passed in reversed(path[:-1]):
             self._touch(passed)
         return node
-
-    def _path(self, node: TreeNode) -> Iterator[TreeNode]:
-        path = []
-        walk: TreeNode | None = node
-        while walk is not None and walk is not self.root:
-            path.append(walk)
-            walk = walk.parent
-        return reversed(path)
 
     def _common(self, node: TreeNode, at: int, blocks: int) -> int:
         """The depth down to which ``node`` agrees with the path: chained ids agree up to a point and never again."""
@@ -105,11 +99,10 @@ class PrefixTree:
     def _split(self, node: TreeNode, depth: int) -> TreeNode:
         """Cut ``node`` at ``depth``; the upper part is new and takes its place, the lower part stays ``node``."""
         parent = node.parent
-        assert parent is not None
         tokens = (depth - node.start) * self.block_tokens
         upper = TreeNode(parent, node.at, node.start, depth, tokens, node.first)
         upper.device, upper.host, upper.lock = node.device, node.host, node.lock
-        upper.hits, upper.priority, upper.created = node.hits, node.priority, self._now()
+        upper.hits, upper.priority = node.hits, node.priority
         upper.history, upper.path_tokens = node.history, parent.path_tokens + tokens
         upper.device_children = int(node.device)
         parent.children[node.first] = upper
@@ -124,7 +117,6 @@ class PrefixTree:
     def device_end(self, node: TreeNode) -> TreeNode:
         """The last node of a path that is on the device."""
         while not node.device:
-            assert node.parent is not None
             node = node.parent
         return node
 
@@ -136,7 +128,6 @@ class PrefixTree:
             if not node.lock and node.device:
                 self.evictable -= node.tokens
             node.lock += 1
-            assert node.parent is not None
             node = node.parent
 
     def unlock(self, node: TreeNode) -> None:
@@ -147,7 +138,6 @@ class PrefixTree:
                 if node.device:
                     self.evictable += node.tokens
                 self._offer(node)
-            assert node.parent is not None
             node = node.parent
 
     # ---- inserting ----
@@ -210,14 +200,14 @@ class PrefixTree:
 
     def _add(self, parent: TreeNode, at: int, stop: int, tokens: int, first: int, priority: int) -> TreeNode:
         node = TreeNode(parent, at, parent.stop, stop, tokens, first)
-        node.device, node.priority, node.time, node.created = True, priority, self._now(), self.clock
+        node.device, node.priority, node.time = True, priority, self._now()
         node.path_tokens = node.history = parent.path_tokens + tokens
         parent.children[first] = node
         parent.device_children += 1
         self.evictable += tokens
         if self.track_history:
-            above: TreeNode | None = parent
-            while above is not None and above.history < node.history:
+            above = parent
+            while above is not self.root and above.history < node.history:
                 above.history = node.history
                 above = above.parent
         return node
@@ -225,7 +215,6 @@ class PrefixTree:
     def _restore(self, node: TreeNode) -> None:
         """A node computed again gets device slots again; its host copy stays."""
         node.device = True
-        assert node.parent is not None
         node.parent.device_children += 1
         if not node.lock:
             self.evictable += node.tokens
@@ -241,7 +230,7 @@ class PrefixTree:
         chain = [node]
         if self.rules.backs_up_ancestors:
             above = node.parent
-            while above is not None and above is not self.root and not above.host:
+            while above is not self.root and not above.host:
                 chain.insert(0, above)
                 above = above.parent
         for member in chain:
@@ -254,7 +243,7 @@ class PrefixTree:
         """Copy a node to the host, making room first; False: no room, no copy."""
         parent = node.parent
         contiguous = not self.rules.gaps_allowed and not write_back
-        if contiguous and parent is not None and parent is not self.root and not parent.host:
+        if contiguous and parent is not self.root and not parent.host:
             return False
         if self.host_free < node.tokens:
             short = node.tokens - self.host_free
@@ -287,7 +276,6 @@ class PrefixTree:
         self.device_free += node.tokens
         self.evictable -= node.tokens
         parent = node.parent
-        assert parent is not None
         parent.device_children -= 1
         node.device = False
         if node.host:
@@ -324,7 +312,6 @@ class PrefixTree:
             self.host_free += node.tokens
             self.moved.host_evicted += node.tokens
             freed += node.tokens
-            assert node.parent is not None
             node.parent.children.pop(node.first, None)
             if not node.parent.detached:
                 self._offer(node.parent)
@@ -358,7 +345,6 @@ class PrefixTree:
         above = node
         while not above.device:
             missing.append(above)
-            assert above.parent is not None
             above = above.parent
         tokens = sum(part.tokens for part in missing)
         if tokens < max(self.rules.load_back_threshold, 1):
@@ -370,7 +356,6 @@ class PrefixTree:
             self.moved.loaded_back += tokens
             for part in missing:
                 part.device = True
-                assert part.parent is not None
                 part.parent.device_children += 1
                 self._note_duplicate(part)
         self.unlock(node)

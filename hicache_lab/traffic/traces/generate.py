@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ def mooncake_like(requests: int = 12_031, seed: int = 0, requests_per_s: float =
     """
     block = 512
     again = 0.385  # probability of another turn; with it the number of unique blocks comes out
-    rng = _rng(seed)
-    sessions = max(1, round(_positive(requests, "requests") * (1 - again)))
+    rng = np.random.default_rng(seed)
+    sessions = max(1, round(requests * (1 - again)))
     turns = rng.geometric(1 - again, sessions)
     first, session = _first_of(turns)
     count = first.size
@@ -61,8 +62,8 @@ def multi_turn(
     seed: int = 0,
 ) -> Trace:
     """Chats: each turn sends the whole history again; sessions share one of a few system prompts."""
-    rng = _rng(seed)
-    lengths = rng.geometric(1 / max(turns, 1.0), _positive(sessions, "sessions"))
+    rng = np.random.default_rng(seed)
+    lengths = rng.geometric(1 / max(turns, 1.0), sessions)
     first, session = _first_of(lengths)
     count = first.size
     output = _lognormal(rng, output_tokens, 0.6, count)
@@ -155,12 +156,12 @@ def rag(
 
     A document's KV is reusable only behind the same documents before it: position is part of a prefix.
     """
-    rng = _rng(seed)
+    rng = np.random.default_rng(seed)
     document = max(document_tokens // block_tokens, 1)
     system = max(system_tokens // block_tokens, 1)
     question = max(question_tokens // block_tokens, 1)
-    weights = 1.0 / np.arange(1, _positive(documents, "documents") + 1) ** skew
-    chosen = rng.choice(documents, (_positive(requests, "requests"), documents_per_request), p=weights / weights.sum())
+    weights = 1.0 / np.arange(1, documents + 1) ** skew
+    chosen = rng.choice(documents, (requests, documents_per_request), p=weights / weights.sum())
     bodies = (system + chosen[:, :, None] * document + np.arange(document)).reshape(requests, -1)
     heads = np.broadcast_to(np.arange(system), (requests, system))
     own = system + documents * document + np.arange(requests * question).reshape(requests, question)
@@ -184,7 +185,7 @@ def cyclic_scan(
     ``seed`` changes nothing here; it is taken so that all generators can be called alike.
     """
     blocks = max(item_tokens // block_tokens, 1)
-    order = np.tile(np.arange(_positive(items, "items")), _positive(rounds, "rounds"))
+    order = np.tile(np.arange(items), rounds)
     ids = (order[:, None] * blocks + np.arange(blocks)).ravel()
     made = Trace.build(
         ids,
@@ -214,9 +215,9 @@ def bench_multiturn(
     everybody finishes a round before anybody starts the next. The client sends text, and an answer's text does not
     give the same tokens again: its published hit rates are those of prompts alone, unless ``outputs_reused``.
     """
-    rng = _rng(seed)
+    rng = np.random.default_rng(seed)
     new = question_tokens or request_tokens
-    order = _client_order(rng, _positive(clients, "clients"), _positive(rounds, "rounds"), max_parallel, barrier)
+    order = _client_order(rng, clients, rounds, max_parallel, barrier)
     round_of = np.zeros(order.size, np.int64)
     seen = np.zeros(clients, np.int64)
     for index, client in enumerate(order.tolist()):
@@ -282,36 +283,23 @@ def _check_range(key: str, value: Any) -> None:
 
 
 def _converted(value: Any, kind: type) -> Any:
+    """A parameter's value of its own kind; text is converted.
+
+    Raises:
+        ValueError: it is of another kind.
+    """
     if not isinstance(value, str):
         if isinstance(value, kind) or (kind is float and isinstance(value, int)):
             return value
         raise ValueError
-    if kind is bool:
-        return (
-            {"true": True, "false": False, "1": True, "0": False}.get(value.lower()) is True
-            if value.lower() in ("true", "false", "1", "0")
-            else _refuse()
-        )
-    return kind(value.replace("_", "").replace(",", ""))
-
-
-def _refuse() -> Any:
-    raise ValueError
-
-
-def _rng(seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def _positive(value: int, name: str) -> int:
-    if value < 1:
-        raise UsageError(f"--param {name}: expected at least 1, got {value}")
-    return value
+    if kind is not bool:
+        return kind(value.replace("_", "").replace(",", ""))
+    if value.lower() not in ("true", "false", "1", "0"):
+        raise ValueError
+    return value.lower() in ("true", "1")
 
 
 def _renamed(trace: Trace, origin: str) -> Trace:
-    from dataclasses import replace
-
     return replace(trace, origin=origin, notes=())
 
 

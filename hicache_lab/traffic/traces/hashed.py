@@ -6,7 +6,7 @@ The format is the one published with Mooncake (FAST'25 traces) and read by kvcac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,42 +174,50 @@ def read_hashed(path: Path, *, block_tokens: int | None = None, skip_bad: bool =
         InputError: a bad line, or a block size that does not fit the lengths.
     """
     skips = Skips(skip_bad)
-    parts = [part for part in stream_hashed(path, skips) if len(part.offsets) > 1]
-    if not parts:
-        raise InputError(f"{path}: holds no request")
-    counts = np.concatenate([part.counts for part in parts])
-    inputs = np.concatenate([part.input_tokens for part in parts])
-    declared = np.unique(np.concatenate([part.block_sizes for part in parts]))
-    size = choose_block(path, counts, inputs, declared, block_tokens)
-    timestamps = np.concatenate([part.timestamps_ms for part in parts])
+    whole = join_chunks(path, stream_hashed(path, skips))
+    size = choose_block(path, whole, block_tokens)
     notes = skips.notes()
-    untimed = int((timestamps < 0).sum())
-    if 0 < untimed < timestamps.size:
-        notes.append(f"{untimed} of {timestamps.size} requests have no timestamp: all times left out")
-    elif (np.diff(timestamps) < 0).any():
+    untimed = int((whole.timestamps_ms < 0).sum())
+    if 0 < untimed < whole.timestamps_ms.size:
+        notes.append(f"{untimed} of {whole.timestamps_ms.size} requests have no timestamp: all times left out")
+    elif (np.diff(whole.timestamps_ms) < 0).any():
         notes.append("arrival times are not in order; requests are taken in the order of the file")
-    kinds = {part.raw_ids.dtype for part in parts}
-    raw_ids: npt.NDArray[np.integer] = np.concatenate(
-        [part.raw_ids for part in parts], dtype=kinds.pop() if len(kinds) == 1 else np.int64
-    )
-    outputs = np.concatenate([part.output_tokens for part in parts])
-    del parts  # half of the memory that is needed from here on
     return Trace.build(
-        raw_ids,
-        np.concatenate(([0], np.cumsum(counts))),
+        whole.raw_ids,
+        whole.offsets,
         block_tokens=size,
-        input_tokens=inputs,
-        output_tokens=outputs,
-        arrival_s=None if untimed else timestamps / 1000,
+        input_tokens=whole.input_tokens,
+        output_tokens=whole.output_tokens,
+        arrival_s=None if untimed else whole.timestamps_ms / 1000,
         origin=f"measured: {path.name}",
         skipped=skips.counts,
         notes=notes,
     )
 
 
-def choose_block(path: Path, counts: Ints, inputs: Ints, declared: Ints, wanted: int | None) -> int:
+def join_chunks(path: Path, chunks: Iterable[HashedChunk]) -> HashedChunk:
+    """Consecutive chunks of one file as one.
+
+    Raises:
+        InputError: they hold no request.
+    """
+    parts = [part for part in chunks if part.input_tokens.size]
+    if not parts:
+        raise InputError(f"{path}: holds no request")
+    kinds = {part.raw_ids.dtype for part in parts}
+    ids: npt.NDArray[np.integer] = np.concatenate(
+        [part.raw_ids for part in parts], dtype=kinds.pop() if len(kinds) == 1 else np.int64
+    )
+    ends = np.cumsum(np.concatenate([part.counts for part in parts]))
+    columns = ("input_tokens", "output_tokens", "timestamps_ms", "block_sizes")
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in columns}
+    return HashedChunk(raw_ids=ids, offsets=np.concatenate(([0], ends)), **joined)
+
+
+def choose_block(path: Path, requests: HashedChunk, wanted: int | None) -> int:
     """Find the block size, and refuse one that cannot be: every request must have its length's worth of blocks."""
-    stated = [int(size) for size in declared if size > 0]
+    counts, inputs = requests.counts, requests.input_tokens
+    stated = [int(size) for size in np.unique(requests.block_sizes) if size > 0]
     if len(stated) > 1:
         raise InputError(f"{path}: block_size differs between lines ({', '.join(map(str, stated))}); split the file")
     if wanted is None and stated:
