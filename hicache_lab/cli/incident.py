@@ -110,6 +110,8 @@ def diagnosis_text(result: Diagnosis) -> str:
     out = []
     if not result.findings:
         out.append(f"no finding  {result.recognised_lines:,} statements recognised in {result.lines:,} lines")
+    if result.only_risks:
+        out += ["nothing failed in these files; what follows are risks", ""]
     many = len(result.facts.log.runs) > 1
     for number, (finding, others) in enumerate(result.grouped(), 1):
         out += _finding_text(number, finding, others, with_run=many)

@@ -219,3 +219,26 @@ def test_times_of_several_days_carry_their_date(tmp_path: Path) -> None:
     assert "| 2026-01-20 09:14:02 | server | launch" in markdown
     assert "| 2026-01-21 09:14:02 | server | launch" in markdown
     assert "| when | 2026-01-20 09:14:02 – 2026-01-21 09:17:55 (UTC, as printed) |" in markdown
+
+
+def test_a_healthy_server_has_an_outcome_and_a_risk_and_no_root_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "server.log"
+    at = "[2026-01-02 03:04:{:02d}{}] "
+    args = "server_args=ServerArgs(model_path='kimi-k2.5', tp_size=2, hicache_size=300, enable_hierarchical_cache=True)"
+    pool = "Allocating 300.00 GB host memory for hierarchical KV cache."
+    lines = [at.format(0, "") + args, *(at.format(5, f" TP{n}") + pool for n in range(2))]
+    lines.append(at.format(9, "") + "The server is fired up and ready to roll!")
+    log.write_text("\n".join(lines) + "\n")
+    facts = ["--host-ram", "449GB", "--available", "445GB", "--sglang-version", "0.5.8"]
+    assert main(["diagnose", str(log), *facts]) == 3
+    assert capsys.readouterr().out.startswith("nothing failed in these files; what follows are risks")
+    markdown = to_document(postmortem(log, host_ram_bytes=449 * 10**9, release="0.5.8")).to_markdown()
+    assert "| outcome | ready; the log ends while it runs, and nothing failed in it |" in markdown
+    assert "| risk | per\\_rank\\_size" in markdown or "| risk | per_rank_size" in markdown
+    assert "| root cause |" not in markdown
+    log.write_text("\n".join([*lines, at.format(20, "") + "Rank 1 scheduler is dead. Exit code: -9"]) + "\n")
+    markdown = to_document(postmortem(log, host_ram_bytes=449 * 10**9, release="0.5.8")).to_markdown()
+    assert "| outcome | 1 process(es) killed |" in markdown
+    assert "| root cause |" in markdown

@@ -10,7 +10,7 @@ from hicache_lab.base.errors import InputError
 from hicache_lab.forensics.incident import guard_rules, serving_rules, sizing_rules
 from hicache_lab.forensics.incident.facts import Facts
 from hicache_lab.forensics.incident.findings import REGISTERED, Finding, Rule
-from hicache_lab.forensics.incident.launches import run_facts
+from hicache_lab.forensics.incident.launches import RunFacts, run_facts
 from hicache_lab.sglang.releases import VERIFIED, rules_for
 
 # a rule registers where it is written; the modules are imported for that
@@ -42,6 +42,18 @@ class Diagnosis:
     def first(self) -> Finding | None:
         """The root cause, as far as it is shown."""
         return self.findings[0] if self.findings else None
+
+    @property
+    def first_launch(self) -> RunFacts | None:
+        """The launch of the root cause; without one, the first of the log."""
+        launches = list(run_facts(self.facts))
+        index = self.first.run if self.first else None
+        return next((one for one in launches if index in (None, one.run.index)), None)
+
+    @property
+    def only_risks(self) -> bool:
+        """Something was found and the server it was found in did not fail."""
+        return self.first is not None and self.first_launch is not None and self.first_launch.nothing_failed
 
     def grouped(self) -> list[tuple[Finding, tuple[int, ...]]]:
         """Findings as they are told: the first of each cause, with the numbers of the other launches that show it too.

@@ -278,6 +278,39 @@ class RunFacts:
         return " Nothing was killed in what was given."
 
     @property
+    def outcome(self) -> str:
+        """How the launch ended, in a few words."""
+        run = self.run
+        if killed := len(self.kills) or len(self.deaths):
+            return f"{killed} process(es) killed"
+        if self.refusals:
+            return "refused by the server's own check"
+        if self._a_process_failed:
+            return "a process failed"
+        if run.milestone("shutdown") is not None:
+            return "shut down as asked; nothing failed"
+        if self.was_ready:
+            return "ready; the log ends while it runs, and nothing failed in it"
+        return "never ready; the log ends before"
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the server said so, or served."""
+        return self.run.milestone("ready") is not None or bool(self.run.batches.prefill or self.run.batches.decode)
+
+    @property
+    def nothing_failed(self) -> bool:
+        """The server was ready and no process of it failed: what the rules find in it are risks."""
+        return self.was_ready and not (self.was_killed or self.refusals or self._a_process_failed)
+
+    @property
+    def _a_process_failed(self) -> bool:
+        failed = ("process_death", "defunct", "pin_failure", "gpu_oom")
+        quits = any(event.name in ("sigquit", "watchdog", "nccl") for event in self.run.of(ev.Stall))
+        of_a_process = any(failure.process for failure in self.run.of(ev.Failure))
+        return quits or of_a_process or any(self.run.counts[kind] for kind in failed)
+
+    @property
     def stopped_early(self) -> bool:
         """Host pools were asked for and the server neither became ready nor was told to stop."""
         run = self.run

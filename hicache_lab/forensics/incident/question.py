@@ -131,12 +131,6 @@ class LaunchQuestion:
         return _accepted_by_all(self.questions, ("FITS", "TIGHT"))
 
     @property
-    def releases(self) -> str:
-        """The releases the questions are asked for, in words."""
-        names = [question.rules.version for question in self.questions]
-        return str(ReleaseRange(names[0], names[-1])) if names else "an unknown release"
-
-    @property
     def remedy(self) -> str:
         """What to set instead, in flags to paste; where that cannot be computed, what is missing for it."""
         if not self.questions:

@@ -13,7 +13,6 @@ from hicache_lab.base.units import GB
 from hicache_lab.forensics.cases import Case, load_case
 from hicache_lab.forensics.incident import Diagnosis, Facts, diagnose, gather
 from hicache_lab.forensics.incident.folder import sort_files
-from hicache_lab.forensics.incident.launches import run_facts
 from hicache_lab.forensics.incident.question import LaunchQuestion
 from hicache_lab.forensics.incident.timeline import Moment, timeline
 from hicache_lab.preflight import Advice, Answer
@@ -100,7 +99,7 @@ def postmortem(
     facts = gather(logs, kernel_logs=kernels, memory=series, **stated)
     diagnosis = diagnose(facts)
     first = diagnosis.first
-    launch = next((one for one in run_facts(facts) if one.run.index == (first.run if first else 1)), None)
+    launch = diagnosis.first_launch
     line = case.launch if case else render_launch(launch.run.launch) if launch and launch.run.launch else None
     return Postmortem(
         title=title or (case.title if case else first.cause.replace("_", " ") if first else "no finding"),

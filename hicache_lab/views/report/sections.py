@@ -15,7 +15,6 @@ from hicache_lab.forensics.incident.diagnosis import also_in
 from hicache_lab.forensics.incident.facts import Evidence
 from hicache_lab.forensics.incident.findings import Finding
 from hicache_lab.forensics.incident.launches import RunFacts, run_facts
-from hicache_lab.forensics.logs import events as ev
 from hicache_lab.preflight import assess, corrected_line, explain, with_release
 from hicache_lab.sglang.launch import parse_launch
 from hicache_lab.sizing.guard import RESERVE_TEXT, beyond_reserve_bytes, divides_since
@@ -38,15 +37,19 @@ def to_document(post: Postmortem) -> Document:
 def _head(post: Postmortem, document: Document) -> None:
     runs = post.facts.log.runs
     times = [at for run in runs for at in (run.first, run.last) if at is not None]
-    first = post.diagnosis.first
+    first, launch = post.diagnosis.first, post.diagnosis.first_launch
     rows = [
+        ("outcome", launch.outcome if launch is not None else "no launch in these files"),
         (
             "when",
             f"{min(times):%Y-%m-%d %H:%M:%S} – {_clock(max(times), times)} ({post.timezone}, as printed)"
             if times
             else "the logs carry no time",
         ),
-        ("root cause", f"{first.cause} ({first.confidence} confidence)" if first else "none found"),
+        (
+            "risk" if post.diagnosis.only_risks else "root cause",
+            f"{first.cause} ({first.confidence} confidence)" if first else "none found",
+        ),
         ("release", _release(post)),
         ("files", "; ".join(f"{name} ({what}, {post.origin})" for name, what in post.files)),
         ("written by", f"hicache-lab {__version__} from these files; edit freely"),
@@ -56,8 +59,8 @@ def _head(post: Postmortem, document: Document) -> None:
     if post.origin != "measured":
         document.add(
             Paragraph(
-                f"The files are {post.origin}: they were rebuilt from what people reported, and the figures read "
-                f"from them are too."
+                f"The files are {post.origin}: they were rebuilt from what people reported, "
+                "and the figures read from them are too."
             )
         )
 
@@ -160,9 +163,10 @@ def _cause(post: Postmortem, document: Document) -> None:
     if first is None:
         document.add(Paragraph("Not shown by these files."))
         return
-    document.add(Paragraph(f"{first.cause} ({first.confidence} confidence). {first.explanation}"))
-    seen = next(one for one in run_facts(post.facts) if one.run.index == first.run)
-    rows = _arithmetic(seen, post.origin)
+    risk = "Nothing failed in these files; this is a risk. " if post.diagnosis.only_risks else ""
+    document.add(Paragraph(f"{risk}{first.cause} ({first.confidence} confidence). {first.explanation}"))
+    launch = post.diagnosis.first_launch
+    rows = _arithmetic(launch, post) if launch is not None else ()
     if rows:
         document.add(Heading("The arithmetic", 3), Table(("what", "amount", "from"), rows))
     if post.answer is not None:
@@ -175,32 +179,36 @@ def _cause(post: Postmortem, document: Document) -> None:
         )
 
 
-def _arithmetic(seen: RunFacts, origin: str) -> tuple[tuple[str, str, str], ...]:
+def _arithmetic(launch: RunFacts, post: Postmortem) -> tuple[tuple[str, str, str], ...]:
     rows: list[tuple[str, str, str]] = []
-    ranks = seen.run.ranks
-    if seen.size_gb and ranks:
-        total = round(seen.size_gb * GB * ranks)
-        rows.append(("asked by one rank", f"{seen.size_gb:g} GB", "--hicache-size"))
-        rows.append(("asked by all", f"{ranks} × {seen.size_gb:g} GB = {format_both(total)}", "computed"))
-    elif seen.run.host_pools:
-        rows.append(("asked by all ranks shown", format_both(seen.run.host_bytes), f"log, {origin}"))
-        if seen.run.projected_host_bytes != seen.run.host_bytes:
-            rows.append(
-                ("asked by all", format_both(seen.run.projected_host_bytes), "computed: ranks not shown taken alike")
-            )
-    for refusal in list(seen.run.of(ev.HostRefusal))[:1]:
+    run, ranks, in_log = launch.run, launch.run.ranks, f"log, {post.origin}"
+    if launch.size_gb and ranks:
+        total = round(launch.size_gb * GB * ranks)
+        rows.append(("asked by one rank", f"{launch.size_gb:g} GB", "--hicache-size"))
+        rows.append(("asked by all", f"{ranks} × {launch.size_gb:g} GB = {format_both(total)}", "computed"))
+    elif run.host_pools:
+        rows.append(("asked by all ranks shown", format_both(run.host_bytes), in_log))
+        if run.projected_host_bytes != run.host_bytes:
+            projected = format_both(run.projected_host_bytes)
+            rows.append(("asked by all", projected, "computed: ranks not shown taken alike"))
+    if post.answer is not None and post.answer.resident_bytes > post.answer.host_bytes:
+        rows.append(("really taken by all", format_both(post.answer.resident_bytes), "computed"))
+    for refusal in launch.refusals[:1]:
         if refusal.requested_bytes is not None and refusal.free_bytes is not None:
             text = f"{format_gb(refusal.requested_bytes)} asked, {format_gb(refusal.free_bytes)} free"
-            rows.append(("refused", text, f"log, {origin}"))
-    if seen.available is not None:
-        rows.append(("available when the pools were asked for", format_gb(seen.available.bytes), seen.available.source))
-        room = format_gb(beyond_reserve_bytes(seen.available.bytes))
+            rows.append(("refused", text, in_log))
+    if (available := launch.available) is not None:
+        room = format_gb(beyond_reserve_bytes(available.bytes))
+        rows.append(("available when the pools were asked for", format_gb(available.bytes), available.source))
         rows.append((f"less the reserve of {RESERVE_TEXT}", room, "computed"))
-    for name, amount in (("RAM of the host", seen.facts.total), ("the container's limit", seen.facts.container_limit)):
+    for name, amount in (
+        ("RAM of the host", post.facts.total),
+        ("the container's limit", post.facts.container_limit),
+    ):
         if amount is not None:
             rows.append((name, format_gb(amount.bytes), amount.source))
-    if seen.run.device_tokens:
-        rows.append(("device tokens of one rank", f"{seen.run.device_tokens:,}", f"log, {origin}"))
+    if run.device_tokens:
+        rows.append(("device tokens of one rank", f"{run.device_tokens:,}", in_log))
     return tuple(rows)
 
 
