@@ -47,6 +47,20 @@ def test_imports_point_down(path: Path) -> None:
         assert HEIGHT[other] <= HEIGHT[here], f"{dotted(path)} imports {other}, which stands above {here}"
 
 
+def door_names(path: Path) -> set[str]:
+    """What a module takes from the package itself, wings and version aside: functions of the door."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module in ("hicache_lab", "hicache_lab.api"):
+            found |= {alias.name for alias in node.names}
+    return found - ({*WINGS, "__version__"} - {"preflight"})
+
+
+def test_only_one_module_of_the_wings_looks_up_to_the_door() -> None:
+    """Records ask ``base.display`` for their tables and figures; nothing else in the wings knows the door."""
+    assert [dotted(path) for path in MODULES if door_names(path)] == ["hicache_lab.base.display"]
+
+
 def rooms(parent: str) -> dict[str, set[str]]:
     """The modules and folders directly in a wing or a folder, each with its neighbours that it imports."""
     inside = {name for name in NAMES if name.startswith(parent + ".")}

@@ -12,10 +12,9 @@ from typing import Any
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.base.units import format_gb
 from hicache_lab.host import read_host
-from hicache_lab.preflight import Answer, Question, advise, ask, assess, corrected_line, explain
+from hicache_lab.preflight import Advice, Answer, Question, advise, ask, assess, corrected_line, explain
 from hicache_lab.preflight.ask import DEVICE_FACTS, HOST_FACTS, OTHER_FACTS, release_of
 from hicache_lab.preflight.decode import host_pool_without_hicache
-from hicache_lab.preflight.inverse import Advice
 from hicache_lab.preflight.record import answer_record
 from hicache_lab.sglang.launch import LaunchConfig, launch_from_flags, parse_launch
 from hicache_lab.sizing.guard import RESERVE_TEXT

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import format_gb
 from hicache_lab.cli import traffic
@@ -27,6 +25,7 @@ from hicache_lab.traffic.cachesim import (
 from hicache_lab.traffic.cost_benefit import CostBenefit
 from hicache_lab.traffic.traces import Trace, format_of
 from hicache_lab.traffic.traces.reader import on_disk, stream_name
+from hicache_lab.views.cells.traffic import capacities, curve_record, trace_record
 
 _NOTHING = 0.0005  # a hit rate that rounds to 0.0 %
 _RATIOS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
@@ -86,17 +85,9 @@ def run(_command: str, args: argparse.Namespace) -> int:
     warm = int(trace.requests * args.warm_up)
     curve = hit_curve(trace, count=args.count, count_from=warm)
     record: dict[str, Any] = {
-        "provenance": curve.basis,
-        "trace": traffic.trace_record(trace),
+        "trace": trace_record(trace),
         "warnings": traffic.cautions(config),
-        "count": curve.count,
-        "requests_counted": curve.requests,
-        "ceiling": curve.ceiling,
-        "largest_useful_tokens": curve.largest_useful_blocks * curve.block_tokens,
-        "curve": [
-            {"capacity_tokens": int(size) * curve.block_tokens, "hit_rate": float(curve.rate_at(size))}
-            for size in _sizes(curve.largest_useful_blocks, args.points)
-        ],
+        **curve_record(curve, args.points),
     }
     if args.device_tokens:
         in_tokens = curve if args.count == "tokens" else hit_curve(trace, count="tokens", count_from=warm)
@@ -105,12 +96,6 @@ def run(_command: str, args: argparse.Namespace) -> int:
         record["concurrent_requests"] = concurrent_requests(args.device_tokens, args.mean_resident_tokens)
     print(json.dumps(record, indent=2) if args.json else _curve_words(record))
     return 0
-
-
-def _sizes(top: float, points: int, least: int = 1) -> list[int]:
-    spread = np.geomspace(least, max(top, least + 1), max(points, 2))
-    sizes: list[int] = np.unique(spread.round().astype(np.int64)).tolist()
-    return sizes
 
 
 def _sampled(args: argparse.Namespace, read: partial[Trace]) -> int:
@@ -147,7 +132,7 @@ def _sampled(args: argparse.Namespace, read: partial[Trace]) -> int:
                 "hit_rate": float(curve.rate_at(size)),
                 "spread": float(curve.spread_at(size)),
             }
-            for size in _sizes(top, args.points, curve.smallest_blocks)
+            for size in capacities(top, args.points, curve.smallest_blocks)
         ],
     }
     if args.json:

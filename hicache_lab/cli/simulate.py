@@ -27,6 +27,7 @@ from hicache_lab.traffic.cachesim import (
     replay_blocks,
     savings,
 )
+from hicache_lab.views.cells.traffic import replay_record, trace_record
 
 
 def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
@@ -76,22 +77,13 @@ def run(_command: str, args: argparse.Namespace) -> int:
     page = resolve_page_size(config, question.geometry, question.rules)[0] if question else config.page_size or 1
     trace = read()
     trace.require_prefixes("a simulation")
-    record: dict[str, Any] = {"trace": traffic.trace_record(trace), "host_tier": asdict(tier) if tier else None}
+    record: dict[str, Any] = {"trace": trace_record(trace), "host_tier": asdict(tier) if tier else None}
     if args.rules == "blocks":
         hits: TierHits = replay_blocks(trace, args.device_tokens, host, policy)
         record |= {"provenance": "simulated", "rules": "blocks", "traffic": None, "refused": 0, "warnings": []}
     else:
         hits = result = replay(trace, _replay_settings(args, config, policy, host, page))
-        record |= {
-            "provenance": "replayed",
-            "rules": f"nodes, sglang {args.sglang_version}",
-            "concurrency": result.settings.concurrency,
-            "turnaround_steps": result.settings.turnaround_steps,
-            "traffic": asdict(result.moved),
-            "refused": len(result.refused),
-            "host_left_tokens": int(result.host_left_tokens.sum()),
-            "warnings": list(result.warnings),
-        }
+        record |= replay_record(result)
     record |= {
         "device_tokens": args.device_tokens,
         "host_tokens": host,

@@ -216,22 +216,6 @@ def rates(args: argparse.Namespace, about: Question | None) -> Rates | None:
     return rates_for(about, prefill, args.load_back_gb_per_s, basis)
 
 
-def trace_record(trace: Trace) -> dict[str, Any]:
-    """A trace's facts for a result."""
-    return {
-        "origin": trace.origin,
-        "requests": trace.requests,
-        "references": trace.references,
-        "unique_blocks": trace.unique_blocks,
-        "block_tokens": trace.block_tokens,
-        "input_tokens": trace.total_input_tokens,
-        "output_tokens": int(trace.output_tokens.sum()),
-        "duration_s": trace.duration_s,
-        "skipped": trace.skipped,
-        "notes": list(trace.notes),
-    }
-
-
 def trace_words(record: dict[str, Any]) -> list[str]:
     """The same in words."""
     lines = [

@@ -1,12 +1,13 @@
 """Will it start, how much will it really take, and what to set instead."""
 
+from hicache_lab.preflight.answer import Advice, Answer, Verdict
 from hicache_lab.preflight.ask import ask, host_from_facts
 from hicache_lab.preflight.contradictions import Refusal
-from hicache_lab.preflight.inverse import Advice, advise, corrected_line, with_ratio, with_release, with_size
+from hicache_lab.preflight.inverse import advise, corrected_line, with_ratio, with_release, with_size
 from hicache_lab.preflight.orders import Order
 from hicache_lab.preflight.question import Question
 from hicache_lab.preflight.text import explain, format_advice, headline
-from hicache_lab.preflight.verdict import Answer, Verdict, assess
+from hicache_lab.preflight.verdict import assess
 
 __all__ = [
     "Advice",

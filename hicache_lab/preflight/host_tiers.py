@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from hicache_lab.base.errors import UsageError
 from hicache_lab.preflight import Question, advise, assess
+from hicache_lab.preflight.answer import Answer
 from hicache_lab.preflight.inverse import with_ratio, with_size
-from hicache_lab.preflight.verdict import Answer
 
 
 @dataclass(frozen=True)

@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hicache_lab.base.units import GB
+from hicache_lab.preflight.answer import Advice, Answer
 from hicache_lab.preflight.decode import builds_host_pools
 from hicache_lab.preflight.question import Question
-from hicache_lab.preflight.verdict import Answer, assess
+from hicache_lab.preflight.verdict import assess
 from hicache_lab.sglang.launch import LaunchConfig, render_launch
 from hicache_lab.sglang.releases import rules_for
 from hicache_lab.sizing.guard import beyond_reserve_bytes
 
 _RATIO_STEP = 10  # ratios are offered in tenths
 _MOST_RATIO = 1000
-
-
-@dataclass(frozen=True)
-class Advice:
-    """The largest settings with a verdict no worse than asked for; None where none is.
-
-    ``size_gb`` is whole GB (1e9) per rank, as the flag wants it; ``*_bytes`` is what the host really gives.
-    """
-
-    size_gb: int | None
-    size_bytes: int | None
-    ratio: float | None
-    ratio_bytes: int | None
-    size_answer: Answer | None = None
-    ratio_answer: Answer | None = None
 
 
 def _sized(question: Question, size_gb: int | None, ratio: float | None) -> LaunchConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hicache_lab.base.units import format_gb
 from hicache_lab.host import HostMemory
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.sglang.releases import ReleaseRules
@@ -40,6 +41,10 @@ class Question:
     headroom_bytes: int | None = None
     draft: ModelGeometry | None = None
     ram_is_known: bool = True
+
+    def __repr__(self) -> str:
+        host = "no host" if self.host is None else f"{format_gb(self.host.effective_available_bytes)} available"
+        return f"Question({self.geometry.name} on {self.rules.version}, {self.config.processes} ranks, {host})"
 
     @property
     def limit_bytes(self) -> int | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hicache_lab.base.units import gb, gib
+from hicache_lab.preflight.answer import Advice, Answer
 from hicache_lab.preflight.contradictions import Refusal
-from hicache_lab.preflight.inverse import Advice
 from hicache_lab.preflight.orders import Order
 from hicache_lab.preflight.text import explain
-from hicache_lab.preflight.verdict import Answer
 from hicache_lab.sizing.pools import HostPool, resident_bytes
 
 
@@ -27,7 +26,8 @@ def _pool(pool: HostPool, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _advice(advice: Advice) -> dict[str, Any]:
+def advice_record(advice: Advice) -> dict[str, Any]:
+    """The largest settings, and what all ranks of the host take."""
     return {
         "hicache_size_gb": advice.size_gb,
         "hicache_size_host_bytes": advice.size_bytes,
@@ -116,6 +116,6 @@ def answer_record(answer: Answer, advice: Advice | None = None) -> dict[str, Any
         "warnings": list(answer.warnings),
         "notes": list(answer.notes),
         "missing": list(answer.missing),
-        "advice": _advice(advice) if advice else None,
+        "advice": advice_record(advice) if advice else None,
         "explanation": explain(answer, advice),
     }

@@ -6,10 +6,9 @@ The same block stands in the terminal, in the notebooks and in the report.
 from __future__ import annotations
 
 from hicache_lab.base.units import GB, format_both, format_gb, format_gib
-from hicache_lab.preflight.inverse import Advice
+from hicache_lab.preflight.answer import Advice, Answer
 from hicache_lab.preflight.orders import Order
 from hicache_lab.preflight.question import Question
-from hicache_lab.preflight.verdict import Answer
 from hicache_lab.sglang.releases import rules_for
 from hicache_lab.sizing.guard import RESERVE_TEXT, divides_since, rank_budget
 

@@ -3,87 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Literal
+from dataclasses import replace
 
+from hicache_lab.preflight.answer import Answer, Verdict
 from hicache_lab.preflight.contradictions import Refusal, find_contradiction
 from hicache_lab.preflight.decode import SWITCHED_OFF, builds_host_pools, unset_ratio
-from hicache_lab.preflight.orders import Order, one_after_another, together
+from hicache_lab.preflight.orders import one_after_another, together
 from hicache_lab.preflight.question import Question
 from hicache_lab.sglang.arguments import HicacheArguments, Resolution, resolve_arguments
 from hicache_lab.sglang.launch import refusals
 from hicache_lab.sglang.launch.flags import known_flags
-from hicache_lab.sizing.guard import LaunchFailure, beyond_reserve_bytes
+from hicache_lab.sizing.guard import LaunchFailure
 from hicache_lab.sizing.pools import failure_without_check, pool_warnings
 from hicache_lab.sizing.rank import RankPlanner, RankPools
 from hicache_lab.sizing.shares import AutoSize, auto_size
-
-Verdict = Literal["FITS", "TIGHT", "RACE", "REFUSED", "OOM_RISK", "ASSERT", "UNKNOWN"]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A verdict with the arithmetic behind it; every number in it is computed from the stated facts.
-
-    ``ranks`` is empty where nothing is built. Of ``ratio`` and ``size_gb`` the one that does not decide is None.
-    """
-
-    question: Question
-    verdict: Verdict
-    ranks: tuple[RankPools, ...] = ()
-    orders: tuple[Order, ...] = ()
-    refusal: Refusal | None = None
-    ratio: float | None = None
-    size_gb: float | None = None
-    auto: AutoSize | None = None
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    provenance: str = field(default="computed")
-
-    @property
-    def rank(self) -> RankPools | None:
-        """The largest rank of this host."""
-        return max(self.ranks, key=lambda rank: rank.requested_bytes, default=None)
-
-    @property
-    def ranks_on_host(self) -> int:
-        """Scheduler processes on the host, data-parallel replicas included."""
-        return len(self.ranks)
-
-    @property
-    def per_rank_bytes(self) -> int:
-        """Bytes that the largest rank asks for, all its pools."""
-        return self.rank.requested_bytes if self.rank else 0
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes that all ranks of the host ask for."""
-        return sum(rank.requested_bytes for rank in self.ranks)
-
-    @cached_property
-    def resident_bytes(self) -> int:
-        """Bytes that would really become resident on the host."""
-        return sum(rank.resident_bytes(self.question.rules) for rank in self.ranks)
-
-    @property
-    def margin_bytes(self) -> int | None:
-        """What is left on the host when every rank has its pools; negative when it does not fit."""
-        limit = self.question.limit_bytes
-        return None if limit is None else limit - self.resident_bytes
-
-    @property
-    def over_reserve_bytes(self) -> int | None:
-        """What is left beyond the releases' reserve."""
-        return None if self.margin_bytes is None else beyond_reserve_bytes(self.margin_bytes)
-
-    @property
-    def guaranteed_start_bytes(self) -> int | None:
-        """Largest equal share a rank with one pool may ask for and start in whatever order the ranks check."""
-        if self.question.host is None or not self.ranks:
-            return None
-        return self.question.budget().certain_start_bytes(self.ranks_on_host)
 
 
 def assess(question: Question) -> Answer:

@@ -5,6 +5,7 @@ that starts a server), ``run_sweep`` runs what may run and can be interrupted an
 result back. Importing this does not load papermill.
 """
 
+from hicache_lab.runs.comparison.text import comparison_rows, main_figures
 from hicache_lab.sweeps.collecting import Collection, collect
 from hicache_lab.sweeps.engine import Options, run_sweep
 from hicache_lab.sweeps.grid import Axis, Grid, load_grid
@@ -13,8 +14,6 @@ from hicache_lab.sweeps.plan import Plan, make_plan
 from hicache_lab.sweeps.report import comparison_document, comparison_figures, recommendation_text, write_comparison
 from hicache_lab.sweeps.rows import (
     compare_collection,
-    comparison_rows,
-    main_figures,
     plan_rows,
     planned_tradeoffs,
     point_rows,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hicache_lab.base.errors import HostError
+from hicache_lab.base.markdown import escape_markdown
 from hicache_lab.base.units import GB
 from hicache_lab.runs.comparison import Comparison, Recommendation, recommend
 from hicache_lab.runs.comparison.text import HEADER, prediction_cells, rows, shown_first, title
@@ -26,7 +27,6 @@ from hicache_lab.views.report.document import (
     Paragraph,
     Room,
     Table,
-    escape_markdown,
     write_report,
 )
 

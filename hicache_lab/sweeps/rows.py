@@ -9,7 +9,6 @@ from typing import Any
 from hicache_lab.base.units import gb
 from hicache_lab.runs.comparison import Comparison, compare
 from hicache_lab.runs.comparison.statistics import CONFIDENCE
-from hicache_lab.runs.comparison.text import number, shown_first
 from hicache_lab.sizing.guard import beyond_reserve_bytes
 from hicache_lab.sweeps.collecting import Collection
 from hicache_lab.sweeps.ledger import Point, SweepRecord
@@ -17,7 +16,6 @@ from hicache_lab.sweeps.plan import Plan
 from hicache_lab.views.figures.comparison import Tradeoff
 
 Rows = list[dict[str, Any]]
-MAIN_FIGURES = 6
 
 
 def _settings(plan: Plan) -> list[Point]:
@@ -122,25 +120,6 @@ def compare_collection(
         confidence=confidence,
         seed=seed,
     )
-
-
-def main_figures(comparison: Comparison) -> tuple[str, ...]:
-    """Names of the figures that a first look needs."""
-    return shown_first(comparison)[:MAIN_FIGURES]
-
-
-def comparison_rows(comparison: Comparison) -> Rows:
-    """One row a setting, the main figures as columns: the median and what it is against the baseline."""
-    rows = []
-    for setting in comparison.settings:
-        row: dict[str, Any] = {"setting": setting.label, "runs": len(setting.runs)}
-        for name in main_figures(comparison):
-            cell = setting.cells.get(name)
-            column = f"{name} ({cell.unit})" if cell and cell.unit else name
-            row[column] = f"{number(cell.median)}  {cell.finding}" if cell else ""
-        rows.append(row)
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    return [{column: row.get(column, "") for column in columns} for row in rows]
 
 
 def prediction_rows(comparison: Comparison) -> Rows:

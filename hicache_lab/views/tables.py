@@ -13,7 +13,6 @@ from hicache_lab.sglang.launch.flags import known_flags
 from hicache_lab.sglang.releases import CHANGES, ReleaseRules, parse_version
 from hicache_lab.sglang.source import Reading
 from hicache_lab.sizing.guard import CHECK_RULES
-from hicache_lab.sizing.pools import resident_bytes
 
 Rows = list[dict[str, Any]]
 
@@ -110,25 +109,6 @@ def flag_rows(names: Iterable[str] = ()) -> Rows:
     """Since when the HiCache flags (or the named ones) exist."""
     chosen = list(names) or [name for name in known_flags() if "hicache" in name or "hierarchical" in name]
     return [{"flag": name, "releases": known_flags()[name].history} for name in sorted(chosen)]
-
-
-def pool_rows(answer: Answer) -> Rows:
-    """The host pools of the largest rank, and what all ranks of the host take of each."""
-    if answer.rank is None:
-        return []
-    rows: Rows = []
-    for place, pool in enumerate(answer.rank.pools):
-        everyone = [rank.pools[place] for rank in answer.ranks if place < len(rank.pools)]
-        rows.append(
-            {
-                "pool": pool.spec.label,
-                "bytes a token": pool.spec.bytes_per_token,
-                "tokens a rank": pool.tokens,
-                "asked a rank (GB)": round(gb(pool.requested_bytes), 2),
-                "taken on the host (GB)": round(gb(sum(resident_bytes(p, answer.question.rules) for p in everyone)), 2),
-            }
-        )
-    return rows
 
 
 def setting_rows(answers: Mapping[str, Answer]) -> Rows:

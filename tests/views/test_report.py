@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.base.markdown import escape_markdown
 from hicache_lab.base.resources import data_dir
 from hicache_lab.cli import main
 from hicache_lab.views.report import postmortem, to_document, write_report
-from hicache_lab.views.report.document import Bullets, Code, Document, Heading, Paragraph, Table, escape_markdown
+from hicache_lab.views.report.document import Bullets, Code, Document, Heading, Paragraph, Table
 
 SEED = "kimi-k25-hicache-300"
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "logs"

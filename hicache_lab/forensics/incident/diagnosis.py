@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from hicache_lab.base.display import Displayed
 from hicache_lab.base.errors import InputError
 from hicache_lab.forensics.incident import guard_rules, serving_rules, sizing_rules
 from hicache_lab.forensics.incident.facts import Facts
@@ -23,7 +24,7 @@ _CONFIDENCE = ("high", "medium", "low")
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Displayed):
     """What was found, first the earliest cause, and what was looked for.
 
     Attributes:
@@ -37,6 +38,10 @@ class Diagnosis:
     recognised_lines: int
     lines: int
     facts: Facts
+
+    def __repr__(self) -> str:
+        first = f"{self.first.cause}, {self.first.confidence} confidence; " if self.first else ""
+        return f"Diagnosis({first}{len(self.findings)} findings in {self.lines:,} lines)"
 
     @property
     def first(self) -> Finding | None:

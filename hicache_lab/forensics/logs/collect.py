@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from hicache_lab.base.display import Displayed
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.assemble import Assembler
 from hicache_lab.forensics.logs.idle import Idleness
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Log:
+class Log(Displayed):
     """What one or more logs say.
 
     Attributes:
@@ -48,6 +49,10 @@ class Log:
     mentions_sglang: bool = False
     interrupted: bool = False
     columns: ColumnStore | None = None
+
+    def __repr__(self) -> str:
+        names = ", ".join(source.name for source in self.sources[:3]) + (", …" if len(self.sources) > 3 else "")
+        return f"Log({names}: {self.lines:,} lines, {self.recognised_lines:,} recognised, {len(self.runs)} launches)"
 
     @property
     def is_sglang(self) -> bool:

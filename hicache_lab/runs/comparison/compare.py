@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hicache_lab.base.display import Displayed
 from hicache_lab.base.errors import UsageError
 from hicache_lab.runs.comparison.metrics import COSTS, OBJECTIVES, Direction, metric
 from hicache_lab.runs.comparison.observations import Observation
@@ -105,7 +106,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Displayed):
     """Settings, the baseline first among equals.
 
     Attributes:
@@ -127,6 +128,10 @@ class Comparison:
     confidence: float
     objective: str | None
     cost: str | None
+
+    def __repr__(self) -> str:
+        runs = sum(len(setting.runs) for setting in self.settings)
+        return f"Comparison({len(self.settings)} settings, {runs} runs, against {self.baseline})"
 
     def setting(self, label: str) -> Setting:
         """One setting by its label."""

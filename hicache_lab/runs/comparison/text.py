@@ -13,6 +13,7 @@ from hicache_lab.runs.comparison.statistics import Interval
 
 HEADER = ("setting", "runs", "median", "interval", "against the baseline", "finding")
 MOST_SHOWN = 8
+MAIN_FIGURES = 6
 
 
 def number(value: float) -> str:
@@ -51,6 +52,25 @@ def rows(comparison: Comparison, name: str) -> list[tuple[str, ...]]:
                 (setting.label, str(len(cell.values)), middle, _interval(cell.interval), _delta(cell), _finding(cell))
             )
     return table_rows
+
+
+def main_figures(comparison: Comparison) -> tuple[str, ...]:
+    """Names of the figures that a first look needs."""
+    return shown_first(comparison)[:MAIN_FIGURES]
+
+
+def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """One row a setting, the main figures as columns: the median and what it is against the baseline."""
+    table = []
+    for setting in comparison.settings:
+        row: dict[str, Any] = {"setting": setting.label, "runs": len(setting.runs)}
+        for name in main_figures(comparison):
+            cell = setting.cells.get(name)
+            column = f"{name} ({cell.unit})" if cell and cell.unit else name
+            row[column] = f"{number(cell.median)}  {cell.finding}" if cell else ""
+        table.append(row)
+    columns = list(dict.fromkeys(column for row in table for column in row))
+    return [{column: row.get(column, "") for column in columns} for row in table]
 
 
 def prediction_cells(comparison: Comparison) -> list[tuple[str, ...]]:

@@ -214,6 +214,10 @@ class LaunchConfig:
             )
         return tuple(rejections)
 
+    def __repr__(self) -> str:
+        flags = " ".join(f"{flag_of(name)} {value}" for name, value in self.given())
+        return f"LaunchConfig({flags[:100] + (' …' if len(flags) > 100 else '')})"
+
     def given(self) -> Iterator[tuple[str, Any]]:
         """The flag fields that were given, as (field, value)."""
         for name in FLAG_FIELDS:

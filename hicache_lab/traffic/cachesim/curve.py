@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from hicache_lab.base.display import Displayed
 from hicache_lab.base.errors import UsageError
 from hicache_lab.traffic.traces import Trace
 
@@ -24,7 +25,7 @@ Count = Literal["blocks", "tokens"]
 
 
 @dataclass(frozen=True)
-class HitCurve:
+class HitCurve(Displayed):
     """Hits at every capacity.
 
     Attributes:
@@ -44,6 +45,10 @@ class HitCurve:
     count: Count
     origin: str
     basis: str = "simulated"
+
+    def __repr__(self) -> str:
+        most = self.largest_useful_blocks * self.block_tokens
+        return f"HitCurve({self.origin}: up to {self.ceiling:.2%} of {self.count} at {most:,} tokens)"
 
     @property
     def largest_useful_blocks(self) -> int:

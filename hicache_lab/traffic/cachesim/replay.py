@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from hicache_lab.base.display import Displayed
 from hicache_lab.traffic.cachesim.nodes import MovedTokens
 from hicache_lab.traffic.cachesim.scheduler import Scheduler
 from hicache_lab.traffic.cachesim.settings import ReplaySettings
@@ -30,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class ReplayResult(TierHits):
+class ReplayResult(TierHits, Displayed):
     """What a replay found: cached tokens by tier, and
 
     Attributes:
@@ -48,6 +49,10 @@ class ReplayResult(TierHits):
     moved: MovedTokens
     warnings: tuple[str, ...]
     origin: str
+
+    def __repr__(self) -> str:
+        tiers = f"{self.device_rate:.2%} on the device, {self.host_rate:.2%} from the host"
+        return f"ReplayResult({self.origin} on {self.settings.release}: {tiers})"
 
 
 def replay(trace: Trace, settings: ReplaySettings) -> ReplayResult:

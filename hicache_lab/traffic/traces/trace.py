@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from hicache_lab.base.display import Displayed
 from hicache_lab.base.errors import InputError, UsageError
 
 Ints = npt.NDArray[np.int64]
@@ -23,7 +24,7 @@ MOST_EXACT = 2**53  # what a float holds exactly; no length or time is larger
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Displayed):
     """A workload ready for simulation.
 
     Attributes:
@@ -56,6 +57,9 @@ class Trace:
     origin: str = "trace"
     skipped: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Trace({self.origin}: {self.requests:,} requests, {self.total_input_tokens:,} prompt tokens)"
 
     @property
     def requests(self) -> int:

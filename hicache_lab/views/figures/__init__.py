@@ -12,6 +12,7 @@ from hicache_lab.views.figures.cost_benefit import (
     cost_benefit_data,
     cost_benefit_figure,
     curve_figure,
+    hit_curve_figure,
 )
 from hicache_lab.views.figures.incident import incident_figure
 from hicache_lab.views.figures.measurement import latency_figure, moves_figure, pools_figure, tiers_figure
@@ -32,6 +33,7 @@ __all__ = [
     "cost_benefit_data",
     "cost_benefit_figure",
     "curve_figure",
+    "hit_curve_figure",
     "hits_figure",
     "incident_figure",
     "latency_figure",

@@ -9,7 +9,7 @@ import numpy as np
 
 from hicache_lab.base.units import GB, gb
 from hicache_lab.preflight.host_tiers import HostTier
-from hicache_lab.traffic.cachesim import WritePolicy, tier_rates
+from hicache_lab.traffic.cachesim import HitCurve, WritePolicy, tier_rates
 from hicache_lab.traffic.cost_benefit import CostBenefit
 from hicache_lab.views.figures.style import (
     BLUE,
@@ -137,9 +137,8 @@ def _background(data: CostBenefitData) -> tuple[object, ...]:
     return data.host_gb, data.through, data.back, data.device, data.ceiling, data.safe_gb, data.ram_gb
 
 
-def curve_figure(case: CostBenefit, theme: Theme = "light") -> Figure:
-    """Hit rate at every size of one tier, on a logarithmic axis, with the device pool marked."""
-    curve = case.curve
+def hit_curve_figure(curve: HitCurve, theme: Theme = "light") -> Figure:
+    """Hit rate at every size of one tier, on a logarithmic axis."""
     sizes = np.unique(np.geomspace(1, max(curve.largest_useful_blocks, 2), _POINTS).astype(np.int64))
     figure = new_figure(theme)
     figure.add_scatter(
@@ -147,12 +146,18 @@ def curve_figure(case: CostBenefit, theme: Theme = "light") -> Figure:
         y=(100 * curve.rate_at(sizes)).tolist(),
         mode="lines",
         line={"color": BLUE, "width": 3},
-        name="hit rate at this size (simulated, exact)",
+        name=f"hit rate at this size ({curve.basis}, exact)",
     )
+    figure.update_xaxes(type="log", title_text="cache size (tokens)")
+    figure.update_yaxes(title_text=f"hit rate (% of prompt {curve.count})", rangemode="tozero")
+    return figure
+
+
+def curve_figure(case: CostBenefit, theme: Theme = "light") -> Figure:
+    """The hit curve of a case with the device pool marked."""
+    figure = hit_curve_figure(case.curve, theme)
     figure.add_vline(x=case.device_tokens, line={"color": line_colour(theme), "dash": "dash"})
     figure.add_annotation(
         x=np.log10(case.device_tokens), y=1, yref="paper", text="device pool", showarrow=False, xanchor="left", xshift=6
     )
-    figure.update_xaxes(type="log", title_text="cache size (tokens)")
-    figure.update_yaxes(title_text="hit rate (% of prompt tokens)", rangemode="tozero")
     return figure

@@ -6,7 +6,6 @@ Log lines, model names and paths come from outside, so no block takes markup.
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from urllib.parse import quote
 
 from hicache_lab.base.errors import HostError
 from hicache_lab.base.files import atomic_write
+from hicache_lab.base.markdown import escape_markdown, fenced, markdown_table, printable_text
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -125,30 +125,6 @@ class Document:
         )
 
 
-def escape_markdown(text: str) -> str:
-    """Plain text that Markdown shows as it is: nothing in it becomes markup, a link or HTML."""
-    text = _controls(text).replace("\n", " ")
-    text = re.sub(r"([\\`*\[\]<>|~&!#$])", r"\\\1", text)
-    # underscores inside words stay as they are; at a word's edge they would be emphasis
-    text = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)
-    # nothing links by itself either
-    text = re.sub(r"(https?|ftp|www)(?=[:.])", r"\1\\", text)
-    return re.sub(r"^(\s*)([-+]|\d+[.)])(?=\s)", r"\1\\\2", text)
-
-
-def _controls(text: str) -> str:
-    return "".join(
-        char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text.replace("\t", " ")
-    )
-
-
-def _fence(text: str) -> str:
-    text = _controls(text)
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text.rstrip()}\n{fence}"
-
-
 def _markdown(block: Block) -> str:
     if isinstance(block, Heading):
         return f"{'#' * block.level} {escape_markdown(block.text)}"
@@ -157,20 +133,15 @@ def _markdown(block: Block) -> str:
     if isinstance(block, Bullets):
         return "\n".join(f"- {escape_markdown(item)}" for item in block.items)
     if isinstance(block, Table):
-        rows = [block.header, tuple("---" for _ in block.header), *block.rows]
-        lines = []
-        for number, row in enumerate(rows):
-            cells = row if number == 1 else tuple(escape_markdown(cell) for cell in row)
-            lines.append("| " + " | ".join(cells) + " |")
-        return "\n".join(lines)
+        return markdown_table(block.header, block.rows)
     if isinstance(block, Code):
-        return _fence(block.text)
+        return fenced(block.text)
     if isinstance(block, Room):
         return f"> ✎ {escape_markdown(block.prompt)}\n>\n> …"
     if block.file:
         image = "" if block.file.endswith(".html") else "!"
         return f"{image}[{escape_markdown(block.caption)}]({quote(block.file)})"
-    sketch = f"{_fence(block.sketch)}\n\n" if block.sketch else ""
+    sketch = f"{fenced(block.sketch)}\n\n" if block.sketch else ""
     return f"{sketch}*{escape_markdown(block.caption)} The interactive figure is in the HTML file.*"
 
 
@@ -184,14 +155,14 @@ def _html(block: Block) -> str:
     if isinstance(block, Table):
         return _table_html(block.header, block.rows)
     if isinstance(block, Code):
-        return f"<pre>{html.escape(_controls(block.text))}</pre>"
+        return f"<pre>{html.escape(printable_text(block.text))}</pre>"
     if isinstance(block, Room):
         return f'<p><em>{_text(block.prompt)}</em></p><div class="room" contenteditable="true"></div>'
     return f"<figure>{_figure_html(block.figure)}<figcaption>{_text(block.caption)}</figcaption></figure>"
 
 
 def _text(text: str) -> str:
-    return html.escape(_controls(text))
+    return html.escape(printable_text(text))
 
 
 def _table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,322 @@
+"""The functions of ``import hicache_lab as hl``: each is one call into the wings, under the command line's own names.
+
+What they return says in one line what it is, shows itself as a table in a notebook, and leads on: ``.advice``,
+``.pools``, ``.plot()``, ``.to_dict()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hicache_lab.base.display import Rows
+from hicache_lab.base.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from hicache_lab.forensics.incident import Diagnosis
+    from hicache_lab.forensics.logs.collect import Log
+    from hicache_lab.preflight import Advice, Answer, Question
+    from hicache_lab.runs.comparison import Comparison
+    from hicache_lab.sizing.geometry import ModelGeometry
+    from hicache_lab.traffic.cachesim import HitCurve, ReplayResult
+    from hicache_lab.traffic.traces import Trace
+
+    Model = str | Path | Mapping[str, Any] | ModelGeometry
+    Paths = str | Path | Sequence[str | Path]
+
+
+def plan(model: Model, sglang_version: str, **facts: Any) -> Answer:
+    """What a launch takes per pool, rank and host, and whether it fits (``hicache-lab plan``).
+
+    Args:
+        model: a catalogue name (``hl.models()``), a hub id, the path of a config.json, or a geometry.
+        sglang_version: the release, e.g. "0.5.8".
+        **facts: SGLang's flags under their own names (``tp_size=8, hicache_size=48`` in GB (1e9) per rank,
+            ``hicache_ratio=2.5, page_size=64`` …); the host (``host_ram="449GB", available="445GB", hugepages,
+            cgroup_limit, cgroup_usage, overhead, headroom``, each with its unit); the device pools of one rank
+            (``device_tokens=116_000, device_kv_gb, swa_device_tokens, mamba_slots``); ``draft_model``.
+
+    Returns:
+        The verdict: FITS, TIGHT, RACE, REFUSED, OOM_RISK, ASSERT or UNKNOWN, with the numbers behind it. An unsafe
+        launch is an answer and not an error.
+
+    Raises:
+        UsageError: a name that is not known (with a suggestion), or a quantity without its unit.
+        UnknownFact: a model or release that is not known.
+    """
+    from hicache_lab.preflight import ask, assess
+
+    return assess(ask(model, sglang_version, **facts))
+
+
+def preflight(
+    launch: str | Path | Sequence[str], sglang_version: str | None = None, *, this_host: bool = False, **facts: Any
+) -> Answer:
+    """The same from a launch as it is pasted (``hicache-lab preflight``).
+
+    Args:
+        launch: a launch line, a docker command, a Kubernetes, compose or systemd file as text or as words, or the
+            path of such a file.
+        sglang_version: the release; None takes the one that the container's image names.
+        this_host: judge for this machine as it is now, instead of a stated host.
+        **facts: as for ``plan``; a flag given here replaces the launch's own.
+
+    Raises:
+        UsageError: no launch in the text, or several different ones; or a fact that is not understood.
+        InputError: the file cannot be read.
+        UnknownFact: a model or release that is not known.
+    """
+    from hicache_lab.host import read_host
+    from hicache_lab.preflight import ask, assess
+    from hicache_lab.sglang.launch import parse_launch
+
+    text, folder = _paste(launch)
+    config = parse_launch(text, sglang_version=sglang_version, base_dir=folder)
+    return assess(ask(None, sglang_version, config=config, host=read_host() if this_host else None, **facts))
+
+
+def _paste(launch: str | Path | Sequence[str]) -> tuple[str | Sequence[str], Path]:
+    """The text of a launch and the folder that relative names in it are looked up in."""
+    # a launch has blanks, and a file's path hardly ever has
+    if isinstance(launch, Path) or (isinstance(launch, str) and len(launch.split()) == 1):
+        path = Path(launch)
+        try:
+            return path.read_text(encoding="utf-8", errors="replace"), path.resolve().parent
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}; give a launch line, or the path of a file with one") from None
+    return launch, Path.cwd()
+
+
+def largest(
+    model: Model | Question,
+    sglang_version: str | None = None,
+    *,
+    accepted: Sequence[str] = ("FITS",),
+    **facts: Any,
+) -> Advice:
+    """The largest ``--hicache-size`` and ``--hicache-ratio`` that fit (``hicache-lab max``).
+
+    Args:
+        model: as for ``plan``, or a question that was asked already (``answer.question``), which needs nothing else.
+        sglang_version: the release.
+        accepted: verdicts that count as fitting; ``("FITS", "TIGHT")`` leaves only the reserve.
+        **facts: as for ``plan``, without size and ratio.
+
+    Returns:
+        Both settings with their answers; None where none fits or the host is not known.
+
+    Raises:
+        UsageError, UnknownFact: as ``plan``.
+    """
+    from hicache_lab.preflight import Question, advise, ask
+
+    question = model if isinstance(model, Question) else ask(model, sglang_version, **facts)
+    return advise(question, accepted=tuple(accepted))
+
+
+def read_log(paths: Paths) -> Log:
+    """What server logs say (``hicache-lab parse``): launches, ranks, pools, batches, throughput, errors.
+
+    Args:
+        paths: one or more logs of any release, plain or compressed, or a folder of them; rotated files of one log
+            are one stream.
+
+    Raises:
+        InputError: a file is missing or cannot be read.
+    """
+    from hicache_lab.forensics.logs.collect import read_log
+
+    return read_log(paths)
+
+
+def diagnose(
+    paths: Paths,
+    *,
+    kernel_log: Iterable[str] = (),
+    memory: Iterable[str] = (),
+    host_ram: str | None = None,
+    available: str | None = None,
+    sglang_version: str | None = None,
+) -> Diagnosis:
+    """Why a server failed (``hicache-lab diagnose``): ranked causes with the lines that show them.
+
+    Args:
+        paths: server logs, kernel logs and memory series in any mixture, or a folder of them.
+        kernel_log: dmesg, journalctl, kern.log, ``kubectl describe pod``, ``docker inspect``.
+        memory: watch files, CSV, free, meminfo, vmstat, node-exporter text.
+        host_ram: RAM of the host with its unit, if the files do not tell.
+        available: memory available before the launch, with its unit.
+        sglang_version: the release, if it is known; otherwise the wording of the lines tells.
+
+    Raises:
+        InputError: a file is missing, or nothing in the logs comes from SGLang.
+        UsageError: a quantity without its unit.
+    """
+    from hicache_lab.base.units import parse_bytes
+    from hicache_lab.forensics.incident import diagnose, gather
+
+    return diagnose(
+        gather(
+            [str(path) for path in _listed(paths)],
+            kernel_logs=kernel_log,
+            memory=memory,
+            host_ram_bytes=parse_bytes(host_ram, what="host_ram") if host_ram else None,
+            available_bytes=parse_bytes(available, what="available") if available else None,
+            release=sglang_version,
+        )
+    )
+
+
+def _listed(paths: Paths) -> list[str | Path]:
+    return [paths] if isinstance(paths, str | Path) else list(paths)
+
+
+def read_trace(name: str | Path, **reading: Any) -> Trace:
+    """A workload trace from a file of any known format, or one that ships.
+
+    Args:
+        name: a file, a shipped trace ("mooncake_conversation"), or a generator ("multi_turn", with its parameters).
+        **reading: ``format, block_tokens, tokenizer, sessions_at_once, skip_bad``; or a generator's parameters.
+
+    Raises:
+        UsageError: no such file, trace or generator.
+        InputError: the file is not what it should be; the message names file and line.
+    """
+    from hicache_lab.traffic.cost_benefit import load_workload
+
+    return load_workload(str(name), **reading)
+
+
+def hit_curve(
+    trace: Trace | str | Path, *, count: Literal["tokens", "blocks"] = "tokens", warm_up: float = 0.0
+) -> HitCurve:
+    """The hit rate at every cache size, exactly (``hicache-lab curve``; plain LRU).
+
+    Args:
+        trace: a trace, or what ``read_trace`` takes.
+        count: what hits count.
+        warm_up: share of the requests that only warm the cache, 0 … 1.
+
+    Raises:
+        InputError: the trace holds lengths only.
+    """
+    from hicache_lab.traffic.cachesim import hit_curve
+
+    read = read_trace(trace) if isinstance(trace, str | Path) else trace
+    return hit_curve(read, count=count, count_from=int(read.requests * warm_up))
+
+
+def simulate(trace: Trace | str | Path, launch: Answer | None = None, **settings: Any) -> ReplayResult:
+    """Replay a trace by a release's own cache rules: cached tokens by tier (``hicache-lab simulate``).
+
+    Args:
+        trace: a trace, or what ``read_trace`` takes.
+        launch: a verdict; its pools, page size, write policy and release are what is replayed.
+        **settings: instead of it or over it: ``device_tokens, host_tokens, page_size, write_policy, eviction, release,
+            concurrency, turnaround_steps, chunked_prefill_tokens``.
+
+    Raises:
+        UsageError: the pools are not known, or settings that the release does not take.
+        InputError: the trace holds lengths only.
+    """
+    from hicache_lab.traffic.cachesim import replay
+
+    read = read_trace(trace) if isinstance(trace, str | Path) else trace
+    return replay(read, _replay_settings(launch, settings))
+
+
+def _replay_settings(launch: Answer | None, settings: Mapping[str, Any]) -> Any:
+    from hicache_lab.traffic.cachesim import ReplaySettings, WritePolicy
+
+    chosen: dict[str, Any] = {}
+    if launch is not None and launch.rank is not None and launch.rank.device_tokens:
+        config, rules = launch.question.config, launch.question.rules
+        chosen = {
+            "device_tokens": launch.rank.device_tokens,
+            "host_tokens": launch.rank.tokens,
+            "page_size": launch.rank.page_size,
+            "write_policy": config.hicache_write_policy or rules.default_write_policy or "write_through",
+            "release": rules.version,
+        }
+    chosen |= settings
+    if not {"device_tokens", "host_tokens"} <= set(chosen):
+        raise UsageError("simulate: give device_tokens and host_tokens, or an answer of plan that has both pools")
+    if "write_policy" in chosen:
+        chosen["write_policy"] = WritePolicy.parse(str(chosen["write_policy"]))
+    try:
+        return ReplaySettings(**chosen)
+    except TypeError as error:
+        raise UsageError(f"simulate: {error}") from None
+
+
+def compare(runs: Paths, *, baseline: str = "", objective: str = "") -> Comparison:
+    """Runs side by side (``hicache-lab compare``): medians, intervals, and what is more than noise.
+
+    Args:
+        runs: run folders, sweep folders, or results of bench_serving or aiperf, each ``PATH`` or ``LABEL=PATH``.
+        baseline: label of the setting that the others are compared with; the first otherwise.
+        objective: the figure that decides.
+
+    Raises:
+        UsageError: a baseline or an objective that is not there.
+        InputError: a path that is nothing of the kind.
+    """
+    from hicache_lab.sweeps import collect, compare_collection
+
+    collection = collect([str(path) for path in _listed(runs)])
+    return compare_collection(collection, baseline=baseline, objective=objective)
+
+
+def models() -> Rows:
+    """The models that ship: names, what they store for a token, and how sure their numbers are."""
+    from hicache_lab.sizing.models import catalogue
+
+    return Rows(
+        {
+            "model": entry.name,
+            "hub id": entry.hf_id,
+            "stores a token as": entry.kind,
+            "confidence": entry.confidence,
+            "also known as": ", ".join(entry.aliases),
+        }
+        for entry in catalogue()
+    )
+
+
+def releases(sglang_version: str | None = None) -> Rows:
+    """What differs from release to release, or what one release does.
+
+    Args:
+        sglang_version: the release whose rules are listed; None lists every change with the source it was read from.
+
+    Raises:
+        UnknownFact: not a release, or one before 0.4.4, the first with a host tier.
+    """
+    from hicache_lab.sglang.releases import rules_for
+    from hicache_lab.views.tables import change_rows, rule_rows
+
+    return Rows(change_rows() if sglang_version is None else rule_rows(rules_for(sglang_version)))
+
+
+def markdown(record: object) -> str:
+    """What a notebook shows for a record."""
+    from hicache_lab.views import cells
+
+    return cells.markdown(record)
+
+
+def plot(record: object, theme: Literal["light", "dark"] = "light") -> Figure:
+    """The figure of a record."""
+    from hicache_lab.views import cells
+
+    return cells.plot(record, theme)
+
+
+def to_dict(record: object) -> dict[str, Any]:
+    """A record as plain values."""
+    from hicache_lab.views import cells
+
+    return cells.to_dict(record)
