@@ -23,7 +23,7 @@ EXIT = {"FITS": 0, "TIGHT": 0, "UNKNOWN": 1, "RACE": 3, "REFUSED": 3, "ASSERT": 
 TAKES_SERVER_FLAGS = frozenset({"plan", "max"})
 TAKES_LINE = frozenset({"preflight"})
 
-_HELP = {
+FACT_HELP = {
     "host_ram": "RAM of one host with its unit, e.g. 449GB or 418GiB",
     "available": "MemAvailable before the launch; without it RAM minus huge pages is taken",
     "hugepages": "reserved huge pages, e.g. 1582GiB",
@@ -65,7 +65,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     )
     for name in (*HOST_FACTS, *OTHER_FACTS, *DEVICE_FACTS):
         kind: Any = _whole if name in _WHOLE else float if name == "device_kv_gb" else str
-        parser.add_argument("--" + name.replace("_", "-"), type=kind, help=_HELP[name])
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, help=FACT_HELP[name])
     if command == "preflight":
         parser.add_argument(
             "--from", dest="source", metavar="FILE", help="read the launch line from a file, - for stdin"

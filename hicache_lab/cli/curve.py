@@ -12,6 +12,8 @@ from typing import Any
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import format_gb
 from hicache_lab.cli import traffic
+from hicache_lab.cli.capacity import FACT_HELP
+from hicache_lab.preflight.ask import HOST_FACTS
 from hicache_lab.preflight.host_tiers import HostTier
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.traffic.cachesim import (
@@ -28,6 +30,8 @@ from hicache_lab.traffic.traces.reader import on_disk, stream_name
 from hicache_lab.views.cells.traffic import capacities, curve_record, trace_record
 
 _NOTHING = 0.0005  # a hit rate that rounds to 0.0 %
+# what says something of a host tier, which stands behind a device pool
+_TIER_OPTIONS = ("host_tokens", "ratios", "sizes_gb", "model", "mean_resident_tokens", *HOST_FACTS, "overhead")
 _RATIOS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 
 
@@ -48,12 +52,8 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sizes-gb", type=traffic.several(traffic.positive), default=(), metavar="N[,N…]", help="--hicache-size values"
     )
-    parser.add_argument("--host-ram", metavar="449GB", help="draws the largest safe host tier")
-    parser.add_argument("--available", metavar="445GB", help="MemAvailable before the launch")
-    parser.add_argument("--hugepages", metavar="64GiB", help="reserved huge pages")
-    parser.add_argument("--cgroup-limit", metavar="417GiB", help="memory limit of the container")
-    parser.add_argument("--cgroup-usage", metavar="10GiB", help="what the container already uses")
-    parser.add_argument("--overhead", metavar="40GB", help="the server's own host memory besides the pools")
+    for name in (*HOST_FACTS, "overhead"):
+        parser.add_argument("--" + name.replace("_", "-"), help=FACT_HELP[name])
     parser.add_argument(
         "--mean-resident-tokens", type=traffic.positive_float, metavar="N", help="tokens a running request holds"
     )
@@ -68,17 +68,8 @@ def run(_command: str, args: argparse.Namespace) -> int:
     if not 0 <= args.warm_up < 1:
         raise UsageError(f"--warm-up: expected a share of at least 0 and below 1, got {args.warm_up}")
     traffic.lru_only(config, "curve is exact for lru", "simulate replays the others")
-    behind = (
-        args.host_tokens
-        or args.ratios
-        or args.sizes_gb
-        or config.hicache_ratio
-        or config.hicache_size
-        or args.model
-        or args.host_ram
-        or args.mean_resident_tokens
-    )
-    if not args.device_tokens and behind:
+    tiered = any(getattr(args, name) for name in _TIER_OPTIONS) or config.hicache_ratio or config.hicache_size
+    if not args.device_tokens and tiered:
         raise UsageError("--device-tokens: give max_total_num_tokens as the server logs it; a host tier is behind it")
     trace = read()
     trace.require_prefixes("a hit-rate curve")
@@ -94,22 +85,12 @@ def run(_command: str, args: argparse.Namespace) -> int:
         record["tiers"] = _tiers(args, config, trace, in_tokens)
     if args.mean_resident_tokens:
         record["concurrent_requests"] = concurrent_requests(args.device_tokens, args.mean_resident_tokens)
-    print(json.dumps(record, indent=2) if args.json else _curve_words(record))
+    print(json.dumps(record, indent=2) if args.json else _curve_text(record))
     return 0
 
 
 def _sampled(args: argparse.Namespace, read: partial[Trace]) -> int:
-    unused = (
-        "device_tokens",
-        "host_tokens",
-        "ratios",
-        "sizes_gb",
-        "model",
-        "host_ram",
-        "mean_resident_tokens",
-        "warm_up",
-    )
-    for name in unused:
+    for name in ("device_tokens", *_TIER_OPTIONS, "warm_up"):
         if getattr(args, name):
             raise UsageError(
                 f"--{name.replace('_', '-')}: --sample estimates the curve alone, in blocks; leave --sample out "
@@ -218,8 +199,8 @@ def _settings_to_compare(args: argparse.Namespace, config: LaunchConfig, case: C
     return case.tiers(ratios if ratios or sizes else _RATIOS, sizes)
 
 
-def _curve_words(record: dict[str, Any]) -> str:
-    lines = traffic.trace_words(record["trace"])
+def _curve_text(record: dict[str, Any]) -> str:
+    lines = traffic.trace_text(record["trace"])
     lines += [f"  warning: {text}" for text in record["warnings"]]
     lines.append(
         f"  an unlimited cache hits {record['ceiling']:.2%} of {record['count']}; more than "
@@ -234,7 +215,7 @@ def _curve_words(record: dict[str, Any]) -> str:
         f"with a host tier under {tiers['write_policy']}:"
     )
     for row in tiers["sizes"]:
-        lines.append(_tier_words(row))
+        lines.append(_tier_text(row))
     if tiers["knee"] is None and any("host_bytes" in row for row in tiers["sizes"]):
         flat = tiers["sizes"][-1]["hit_rate"] - tiers["sizes"][0]["hit_rate"] < _NOTHING
         bent = "these settings all do the same" if flat else "a further byte buys at least what the average byte did"
@@ -251,7 +232,7 @@ def _curve_words(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _tier_words(row: dict[str, Any]) -> str:
+def _tier_text(row: dict[str, Any]) -> str:
     text = f"  {row['host_tokens']:>13,} tokens (ratio {row['ratio']:5.2f})"
     text += f"  {row['hit_rate']:7.2%}  +{row['host_hit_rate']:.2%}"
     if "host_bytes" in row:

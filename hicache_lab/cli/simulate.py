@@ -98,7 +98,7 @@ def run(_command: str, args: argparse.Namespace) -> int:
         record["worth"] = asdict(savings(hits, speeds, trace.duration_s))
     if args.by_request:
         _write_by_request(args.by_request, hits)
-    print(json.dumps(record, indent=2) if args.json else _simulate_words(record))
+    print(json.dumps(record, indent=2) if args.json else _simulate_text(record))
     return 0
 
 
@@ -172,8 +172,8 @@ def _write_by_request(path: Path, hits: TierHits) -> None:
     print(f"wrote {path}", file=sys.stderr)
 
 
-def _simulate_words(record: dict[str, Any]) -> str:
-    lines = traffic.trace_words(record["trace"])
+def _simulate_text(record: dict[str, Any]) -> str:
+    lines = traffic.trace_text(record["trace"])
     lines.append(
         f"  {record['provenance']} ({record['rules']}): device {record['device_tokens']:,} tokens, host "
         f"{record['host_tokens']:,} tokens, page {record['page_size']}, {record['write_policy']}"

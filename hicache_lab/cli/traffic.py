@@ -216,7 +216,7 @@ def rates(args: argparse.Namespace, about: Question | None) -> Rates | None:
     return rates_for(about, prefill, args.load_back_gb_per_s, basis)
 
 
-def trace_words(record: dict[str, Any]) -> list[str]:
+def trace_text(record: dict[str, Any]) -> list[str]:
     """The same in words."""
     lines = [
         f"{record['origin']}: {record['requests']:,} requests, {record['input_tokens']:,} prompt tokens in "

@@ -63,16 +63,7 @@ class PrefixTree:
     def match(self, at: int, blocks: int) -> TreeNode:
         """Walk down the path ``ids[at:at + blocks]``, split where it leaves a node, make it most recent; its end."""
         node = self.root
-        while node.stop < blocks:
-            child = node.children.get(self.ids[at + node.stop])
-            if child is None:
-                break
-            common = self._common(child, at, blocks)
-            self._touch(child)
-            if common < child.stop:
-                node = self._split(child, common)
-                self._touch(child)
-                break
+        while node.stop < blocks and (child := self._step(node, at, blocks)) is not None:
             node = child
         path = [node]
         while path[-1] is not self.root:
@@ -80,6 +71,20 @@ class PrefixTree:
         for passed in reversed(path[:-1]):
             self._touch(passed)
         return node
+
+    def _step(self, node: TreeNode, at: int, blocks: int) -> TreeNode | None:
+        """The next node of a path below ``node``, cut where the path leaves it and made most recent; None: no more."""
+        child = node.children.get(self.ids[at + node.stop])
+        if child is None:
+            return None
+        common = self._common(child, at, blocks)
+        self._touch(child)
+        if common == child.stop:
+            return child
+        upper = self._split(child, common)
+        self._touch(upper)
+        self._touch(child)
+        return upper
 
     def _common(self, node: TreeNode, at: int, blocks: int) -> int:
         """The depth down to which ``node`` agrees with the path: chained ids agree up to a point and never again."""
@@ -160,17 +165,7 @@ class PrefixTree:
         """
         node = self.root
         taken = 0
-        while node.stop < blocks:
-            child = node.children.get(self.ids[at + node.stop])
-            if child is None:
-                break
-            common = self._common(child, at, blocks)
-            self._touch(child)
-            if common < child.stop:
-                upper = self._split(child, common)
-                self._touch(upper)
-                self._touch(child)
-                child = upper
+        while node.stop < blocks and (child := self._step(node, at, blocks)) is not None:
             child.priority = max(child.priority, priority)
             restored = not child.device
             if restored:
