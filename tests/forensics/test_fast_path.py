@@ -317,3 +317,12 @@ def test_an_interrupt_waits_for_the_chunk_that_is_summed_up(
     assert log.runs[0].batches == whole.runs[0].batches
     assert log.lines == whole.lines == 4000
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_count_beyond_31_bits_leaves_missing_values_missing(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    line = "[2026-01-02 03:04:05 TP0] Decode batch, #running-req: 1, {}#queue-req: 0\n"
+    path.write_text(line.format("#token: 5, ") + line.format("") + line.format(f"#token: {9 * 10**11}, ") * 2 + "end\n")
+    same(path)
+    token = batches(read_log(path, columns=True, fast=True), "decode")["token"].tolist()
+    assert token[0] == 5 and token[1] != token[1] and token[2:] == pytest.approx([9e11, 9e11])

@@ -120,10 +120,14 @@ class Assembler:
     def close(self) -> Iterator[ev.Event]:
         """What was still kept back."""
         yield from self.interrupt()
-        if self._dead is not None:
-            dead, self._dead = self._dead, None
-            yield dead
+        yield from self.end_death()
         yield from self.close_traces(None)
+
+    def end_death(self) -> Iterator[ev.Event]:
+        """Another statement came: the exit code of a death held back is not told any more."""
+        dead, self._dead = self._dead, None
+        if dead is not None:
+            yield dead
 
     @property
     def traced_ranks(self) -> set[ev.Rank]:

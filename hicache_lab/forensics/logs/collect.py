@@ -137,6 +137,7 @@ class _Stream:
         self.source = source
         self.assembler = Assembler()
         self.run: Run | None = None
+        self.first_run: Run | None = None
         self.starts: list[tuple[int, Run]] = []
         self.idle = Idleness()
         self.path = source.paths[0]
@@ -247,9 +248,19 @@ class _Stream:
     def _between(self, before: int, number: int) -> None:
         """Records that the fast path took came between two lines: they end a statement, and their ranks' tracebacks."""
         self._take(self.assembler.interrupt())
-        if self.part is None or self.fast is None or not self.assembler.traced_ranks:
-            return
+        ranks = iter(self._ranks_between(before, number) if self.assembler.traced_ranks else ())
+        for rank in ranks:
+            self._take(self.assembler.close_traces(rank))
+            break
+        self._take(self.assembler.end_death())
+        for rank in ranks:
+            self._take(self.assembler.close_traces(rank))
+
+    def _ranks_between(self, before: int, number: int) -> list[ev.Rank]:
+        """The ranks of the records taken between two lines, in the order of their first."""
         first: dict[ev.Rank, int] = {}
+        if self.part is None or self.fast is None:
+            return []
         for rows in (self.part.decode, self.part.prefill):
             begin, end = np.searchsorted(rows.line, [before + 1, number])
             tags, places = np.unique(rows.tag[begin:end], return_index=True)
@@ -260,8 +271,7 @@ class _Stream:
         if accesses[1] > accesses[0]:
             line = int(self.part.accesses[accesses[0]])
             first[ev.Rank()] = min(line, first.get(ev.Rank(), line))
-        for rank in sorted(first, key=lambda rank: first[rank]):
-            self._take(self.assembler.close_traces(rank))
+        return sorted(first, key=lambda rank: first[rank])
 
     def _take(self, events: Iterable[ev.Event]) -> None:
         for event in events:
@@ -285,6 +295,9 @@ class _Stream:
         assert self.run is not None
         if self._restarts(event, self.run):
             self._begin(event.where.line)
+        elif self.run is self.first_run and event.where.file == self.run.start.file:
+            # a traceback is known when it ends, and may have begun before everything else
+            self.run.start = min(self.run.start, event.where)
         return self.run
 
     def _first_batches(self) -> list[int]:
@@ -294,6 +307,7 @@ class _Stream:
     def _begin(self, line: int) -> None:
         self.run = Run(len(self.log.runs) + 1, self.source.name, ev.SourceLine(self.path, line))
         self.log.runs.append(self.run)
+        self.first_run = self.first_run or self.run
         self.starts.append((line, self.run))
 
     def _decoded(self, run: Run, before: int) -> bool:

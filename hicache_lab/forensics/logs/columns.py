@@ -141,8 +141,15 @@ def _joined(parts: Sequence[Part]) -> Part:
             part.pop(name) if name in part else _absent(name, length)
             for part, length in zip(parts, lengths, strict=True)
         ]
+        if len({piece.dtype for piece in pieces}) > 1:
+            # a count beyond 31 bits made one part's column a fraction's: what is missing is NaN then
+            pieces = [_as_fractions(piece) for piece in pieces]
         out[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else _absent(name, 0)
     return out
+
+
+def _as_fractions(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    return np.where(values == MISSING, np.nan, values).astype(np.float32) if values.dtype == np.int32 else values
 
 
 def _narrow(name: str, values: npt.NDArray[np.float64], *, full: bool = False) -> npt.NDArray[Any]:
