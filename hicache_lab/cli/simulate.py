@@ -60,11 +60,11 @@ def run(_command: str, args: argparse.Namespace) -> int:
         raise UsageError("--host-tokens: simulate takes one size; curve compares many")
     if args.rules == "blocks":
         traffic.lru_only(config, "--rules blocks is plain LRU", "take --rules nodes")
-        for flag, given in (
+        for flag, is_set in (
             ("--concurrency", args.concurrency > 1),
             ("--turnaround-steps", args.turnaround_steps is not None),
         ):
-            if given:
+            if is_set:
                 raise UsageError(f"{flag}: --rules blocks takes requests one by one; take --rules nodes")
     if args.turnaround_steps is not None and args.concurrency == 1:
         raise UsageError("--turnaround-steps: one client is alone however long it takes; give --concurrency too")

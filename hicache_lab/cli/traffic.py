@@ -59,9 +59,9 @@ class _ServerFlag(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        kept = [*(getattr(namespace, self.dest, None) or []), str(option_string)]
-        given = values if isinstance(values, list) else [] if values is None else [values]
-        setattr(namespace, self.dest, kept + [str(value) for value in given])
+        values = values if isinstance(values, list) else [] if values is None else [values]
+        words = [*(getattr(namespace, self.dest, None) or []), str(option_string), *map(str, values)]
+        setattr(namespace, self.dest, words)
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,1 +1,1 @@
-"""Traces and cache simulation: hit rates, and what a host tier is worth."""
+"""Traces and cache simulation: hit rates, and what a host tier saves."""

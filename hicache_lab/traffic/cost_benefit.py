@@ -1,4 +1,4 @@
-"""What a host tier pays off on one trace: hit rates over host sizes, saved prefill, the knee, the largest safe tier.
+"""What a host tier costs and brings on one trace: hit rates over host sizes, saved prefill, knee, largest safe tier.
 
 Brings together ``cachesim`` (what tokens buy), ``host_tiers`` (what a flag takes, in tokens and bytes, and whether it
 fits) and the speeds of the server (``Rates``).
@@ -123,10 +123,10 @@ class CostBenefit:
 
     def tiers(self, ratios: Sequence[float] = (), sizes_gb: Sequence[int] = ()) -> tuple[HostTier, ...]:
         """The settings to compare and the largest safe one, ascending."""
-        found = host_tiers(self.question, ratios=ratios, sizes_gb=sizes_gb)
-        if self.safe is not None and self.safe.tokens not in {tier.tokens for tier in found}:
-            found = tuple(sorted((*found, self.safe), key=lambda tier: tier.tokens))
-        return found
+        tiers = host_tiers(self.question, ratios=ratios, sizes_gb=sizes_gb)
+        if self.safe is not None and self.safe.tokens not in {tier.tokens for tier in tiers}:
+            tiers = tuple(sorted((*tiers, self.safe), key=lambda tier: tier.tokens))
+        return tiers
 
     def rows(self, tiers: Sequence[HostTier]) -> Sequence[Row]:
         """One row a setting, for a table: what it takes, whether it fits, what it buys."""
@@ -144,11 +144,11 @@ class CostBenefit:
                 "host adds, points": round(100 * (self.rate(tier.tokens) - self.device_rate), 2),
                 "points per extra GB": round(100 * step, 4),
             }
-            found = self.savings(tier.tokens)
-            if found is not None:
-                hourly = found.saved_tokens_per_hour
+            saved = self.savings(tier.tokens)
+            if saved is not None:
+                hourly = saved.saved_tokens_per_hour
                 row["prefill tokens saved an hour"] = None if hourly is None else round(hourly)
-                row["TTFT saved, mean ms"] = round(1000 * found.ttft_saved_mean_s, 1)
+                row["TTFT saved, mean ms"] = round(1000 * saved.ttft_saved_mean_s, 1)
             rows.append(row)
         return rows
 
@@ -297,7 +297,7 @@ def traffic_row(trace: Trace, curve: HitCurve) -> Row:
 def figures_of(case: CostBenefit, tier: HostTier, tiers: Sequence[HostTier]) -> list[tuple[str, object, str]]:
     """(name, value, unit) of what a run records."""
     knee = case.knee(tiers)
-    found: list[tuple[str, object, str]] = [
+    figures: list[tuple[str, object, str]] = [
         ("requests", case.trace.requests, "requests"),
         ("device_hit_rate", case.device_rate, "share of prompt tokens"),
         ("hit_rate", case.rate(tier.tokens), "share of prompt tokens"),
@@ -310,13 +310,13 @@ def figures_of(case: CostBenefit, tier: HostTier, tiers: Sequence[HostTier]) -> 
     ]
     saved = case.savings(tier.tokens)
     if saved is not None:
-        found.append(("saved_prefill_tokens", saved.saved_tokens, "tokens"))
-        found.append(("ttft_saved_mean_s", saved.ttft_saved_mean_s, "seconds"))
-    return found
+        figures.append(("saved_prefill_tokens", saved.saved_tokens, "tokens"))
+        figures.append(("ttft_saved_mean_s", saved.ttft_saved_mean_s, "seconds"))
+    return figures
 
 
 def conclusion(case: CostBenefit, tier: HostTier, tiers: Sequence[HostTier] = ()) -> str:
-    """What a setting is worth, in some sentences with numbers, as Markdown.
+    """What a setting brings, in some sentences with numbers, as Markdown.
 
     Args:
         case: the trace behind the launch.
@@ -337,11 +337,11 @@ def conclusion(case: CostBenefit, tier: HostTier, tiers: Sequence[HostTier] = ()
         *_cheaper(case, tier, tiers),
         *_half(case, possible),
     ]
-    found = case.savings(tier.tokens)
-    if found is not None:
+    saved = case.savings(tier.tokens)
+    if saved is not None:
         sentences.append(
-            f"It saves {found.saved_tokens:,} prefill tokens over the trace and "
-            f"{1000 * found.ttft_saved_mean_s:.0f} ms of TTFT on average (loads subtracted, queueing not counted)."
+            f"It saves {saved.saved_tokens:,} prefill tokens over the trace and "
+            f"{1000 * saved.ttft_saved_mean_s:.0f} ms of TTFT on average (loads subtracted, queueing not counted)."
         )
     return " ".join(sentences)
 
@@ -357,22 +357,22 @@ def _unfit(case: CostBenefit, tier: HostTier) -> list[str]:
 
 def _cheaper(case: CostBenefit, tier: HostTier, tiers: Sequence[HostTier]) -> list[str]:
     """The smallest setting that does as much, and where the curve bends."""
-    said = []
+    sentences = []
     least = case.rate(tier.tokens) - _NOTHING
     same = next((one for one in tiers if one.host_bytes < tier.host_bytes and case.rate(one.tokens) >= least), None)
     if same is not None:
-        saved = gb(tier.host_bytes - same.host_bytes)
-        said.append(f"**{same.label}** does the same with {saved:,.0f} GB less.")
+        less = gb(tier.host_bytes - same.host_bytes)
+        sentences.append(f"**{same.label}** does the same with {less:,.0f} GB less.")
     if len(tiers) > 1:
         knee, last = case.knee(tiers), tiers[-1]
-        said.append(
+        sentences.append(
             f"The knee of the settings compared is {knee.label}."
             if knee
             else f"The settings compared have no knee: up to {last.label} a further byte buys at least the average."
             if case.rate(last.tokens) - case.rate(tiers[0].tokens) >= _NOTHING
             else "The settings compared all do the same."
         )
-    return said
+    return sentences
 
 
 def _half(case: CostBenefit, possible: float) -> list[str]:

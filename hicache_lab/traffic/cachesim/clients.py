@@ -36,7 +36,7 @@ class Clients:
         return self._sending[0] if self._sending and self.unsent else None
 
     def sent(self, now: int, *, idle: bool) -> range:
-        """The requests that have arrived before step ``now``, each told once.
+        """The requests that have arrived before step ``now``, each given once.
 
         Args:
             now: the step that is about to start.

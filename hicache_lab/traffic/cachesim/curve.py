@@ -62,10 +62,10 @@ class HitCurve(Displayed):
 
     def hits_at(self, capacity_blocks: npt.ArrayLike) -> Ints:
         """Hits at one or many capacities in blocks; any shape in, the same shape out."""
-        wanted = np.asarray(capacity_blocks, np.int64)
-        if (wanted < 0).any():
+        capacity = np.asarray(capacity_blocks, np.int64)
+        if (capacity < 0).any():
             raise UsageError("a cache size: expected at least 0 blocks")
-        hits: Ints = self.hits[np.minimum(wanted, self.largest_useful_blocks)].astype(np.int64)
+        hits: Ints = self.hits[np.minimum(capacity, self.largest_useful_blocks)].astype(np.int64)
         return hits
 
     def rate_at(self, capacity_blocks: npt.ArrayLike) -> npt.NDArray[np.float64]:

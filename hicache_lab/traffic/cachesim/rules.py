@@ -101,15 +101,15 @@ def cache_rules_for(release: str) -> tuple[ReplayRules, str | None]:
         UnknownFact: a release older than the oldest one read.
         UsageError: not a release number.
     """
-    wanted = parse_version(release)
-    if wanted < parse_version(_OLDEST_READ.since):
+    version = parse_version(release)
+    if version < parse_version(_OLDEST_READ.since):
         raise UnknownFact(
             f"sglang {release}: the cache rules of releases before {_OLDEST_READ.since} have not been read; "
             f"replay with --sglang-version {_OLDEST_READ.since} or later, or use the block model (--rules blocks)"
         )
-    era = [row for row in ERAS if parse_version(row.since) <= wanted][-1]
-    choices = [names for since, names in _POLICIES if parse_version(since) <= wanted][-1]
+    era = [row for row in ERAS if parse_version(row.since) <= version][-1]
+    choices = [names for since, names in _POLICIES if parse_version(since) <= version][-1]
     warning = None
-    if wanted > parse_version(NEWEST):
+    if version > parse_version(NEWEST):
         warning = f"sglang {release} is newer than the newest release read ({NEWEST}); its rules are assumed"
     return replace(era, policies=choices), warning

@@ -71,8 +71,8 @@ class SampledCurve:
         return spread
 
     def _each(self, capacity_blocks: npt.ArrayLike) -> Floats:
-        wanted = np.floor(np.asarray(capacity_blocks, np.float64) * self.rate + 1e-9).astype(np.int64)
-        return np.stack([one[np.minimum(wanted, len(one) - 1)] / max(self.references, 1) for one in self.hits])
+        capacity = np.floor(np.asarray(capacity_blocks, np.float64) * self.rate + 1e-9).astype(np.int64)
+        return np.stack([one[np.minimum(capacity, len(one) - 1)] / max(self.references, 1) for one in self.hits])
 
 
 def sampled_curve(
@@ -146,12 +146,12 @@ def _head(source: Path | Trace, block_tokens: int | None, skips: Skips) -> Trace
         chunks.append(chunk)
         if sum(part.input_tokens.size for part in chunks) >= _HEAD_REQUESTS:
             break
-    whole = join_chunks(source, chunks)
+    requests = join_chunks(source, chunks)
     return Trace.build(
-        whole.raw_ids,
-        whole.offsets,
-        block_tokens=choose_block(source, whole, block_tokens),
-        input_tokens=whole.input_tokens,
+        requests.raw_ids,
+        requests.offsets,
+        block_tokens=choose_block(source, requests, block_tokens),
+        input_tokens=requests.input_tokens,
     ).head(_HEAD_REQUESTS)
 
 
@@ -162,7 +162,7 @@ def _estimate(pieces: Iterable[_Piece], rate: float, seeds: Sequence[int]) -> tu
     threshold = np.uint64(min(int(rate * 2**64), 2**64 - 1))
     kept: list[list[Ints]] = [[] for _ in seeds]
     bounds: list[list[Ints]] = [[np.zeros(1, np.int64)] for _ in seeds]
-    wanted: list[list[Ints]] = [[] for _ in seeds]
+    lookups: list[list[Ints]] = [[] for _ in seeds]
     references = 0
     for piece in pieces:
         references += int(piece.looked_up.sum())
@@ -178,10 +178,10 @@ def _estimate(pieces: Iterable[_Piece], rate: float, seeds: Sequence[int]) -> tu
             )
             kept[index].append(ids[:count].copy())
             bounds[index].append(ends[1:])
-            wanted[index].append(looked_up)
+            lookups[index].append(looked_up)
     estimates = []
     for index in range(len(seeds)):
-        looked_up = np.concatenate(wanted[index])
+        looked_up = np.concatenate(lookups[index])
         sample = Trace.build(
             np.concatenate(kept[index]),
             np.concatenate(bounds[index]),

@@ -1,4 +1,4 @@
-"""What a host tier is worth: prefill saved, time to first token saved, hit rate per extra GB, the knee.
+"""What a host tier saves: prefill saved, time to first token saved, and where its curve bends.
 
 A host tier saves prefill work. It does not admit more running requests: they live in the device pool, whatever the
 host holds (``concurrent_requests``).

@@ -128,8 +128,8 @@ class Scheduler:
         """Look a request up and lock its path; None: it must wait."""
         at, inputs, outputs = self.offsets[index], self.inputs[index], self.outputs[index]
         usable = max(inputs - 1, 0) // self.page * self.page
-        found = self.tree.match(at, min(-(-usable // self.block), self.prompt_blocks[index]))
-        end = self.tree.device_end(found)
+        match = self.tree.match(at, min(-(-usable // self.block), self.prompt_blocks[index]))
+        end = self.tree.device_end(match)
         prefix = min(end.path_tokens, usable)
         self.tree.lock(end)
         left = sum(self._pages(other.outputs - other.produced) for other in self.running)
@@ -140,15 +140,15 @@ class Scheduler:
                 return None
             self.refused.append(index)
             return _REFUSED
-        on_host = min(found.path_tokens, usable) - prefix
+        on_host = min(match.path_tokens, usable) - prefix
         self.device[index] = prefix
-        if on_host > 0 or found is not end:
-            loaded = self.tree.load_back(found)
+        if on_host > 0 or match is not end:
+            loaded = self.tree.load_back(match)
             if loaded:
                 self.host[index] = on_host
-                self.tree.lock(found)
+                self.tree.lock(match)
                 self.tree.unlock(end)
-                end, prefix = found, prefix + on_host
+                end, prefix = match, prefix + on_host
             else:
                 self.host_left[index] = on_host
         return _Request(index, at, inputs, outputs, end, prefix)

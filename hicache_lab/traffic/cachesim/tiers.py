@@ -106,6 +106,6 @@ def replay_blocks(trace: Trace, device_tokens: int, host_tokens: int, policy: Wr
     size = trace.block_tokens
     capacity = int(policy.effective_capacity(device_tokens // size, host_tokens // size))
     hits = hits_by_request(trace, [device_tokens // size, capacity])
-    # a hit on the last, partial block is worth its tokens
+    # a hit on the last, partial block counts its tokens
     tokens = np.minimum(hits * size, trace.input_tokens[:, None])
     return TierHits(tokens[:, 0], tokens[:, 1] - tokens[:, 0], trace.input_tokens)

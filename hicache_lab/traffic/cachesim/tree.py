@@ -255,8 +255,8 @@ class PrefixTree:
         if self.device_free >= tokens:
             return True
         over = self.rules.load_back_evicts_need if for_load_back else self.rules.alloc_evicts_need
-        freed, wanted = 0, tokens
-        while (freed < wanted) if over else (self.device_free < tokens):
+        freed, needed = 0, tokens
+        while (freed < needed) if over else (self.device_free < tokens):
             node = self._pop(self.device_heap, device=True)
             if node is None:
                 break

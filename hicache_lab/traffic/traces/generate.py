@@ -219,10 +219,10 @@ def bench_multiturn(
     new = question_tokens or request_tokens
     order = _client_order(rng, clients, rounds, max_parallel, barrier)
     round_of = np.zeros(order.size, np.int64)
-    seen = np.zeros(clients, np.int64)
+    rounds_sent = np.zeros(clients, np.int64)
     for index, client in enumerate(order.tolist()):
-        round_of[index] = seen[client]
-        seen[client] += 1
+        round_of[index] = rounds_sent[client]
+        rounds_sent[client] += 1
     inputs = request_tokens + round_of * (output_tokens + new)
     return _from_sessions(
         session=order,

@@ -174,21 +174,21 @@ def read_hashed(path: Path, *, block_tokens: int | None = None, skip_bad: bool =
         InputError: a bad line, or a block size that does not fit the lengths.
     """
     skips = Skips(skip_bad)
-    whole = join_chunks(path, stream_hashed(path, skips))
-    size = choose_block(path, whole, block_tokens)
+    requests = join_chunks(path, stream_hashed(path, skips))
+    size = choose_block(path, requests, block_tokens)
     notes = skips.notes()
-    untimed = int((whole.timestamps_ms < 0).sum())
-    if 0 < untimed < whole.timestamps_ms.size:
-        notes.append(f"{untimed} of {whole.timestamps_ms.size} requests have no timestamp: all times left out")
-    elif (np.diff(whole.timestamps_ms) < 0).any():
+    untimed = int((requests.timestamps_ms < 0).sum())
+    if 0 < untimed < requests.timestamps_ms.size:
+        notes.append(f"{untimed} of {requests.timestamps_ms.size} requests have no timestamp: all times left out")
+    elif (np.diff(requests.timestamps_ms) < 0).any():
         notes.append("arrival times are not in order; requests are taken in the order of the file")
     return Trace.build(
-        whole.raw_ids,
-        whole.offsets,
+        requests.raw_ids,
+        requests.offsets,
         block_tokens=size,
-        input_tokens=whole.input_tokens,
-        output_tokens=whole.output_tokens,
-        arrival_s=None if untimed else whole.timestamps_ms / 1000,
+        input_tokens=requests.input_tokens,
+        output_tokens=requests.output_tokens,
+        arrival_s=None if untimed else requests.timestamps_ms / 1000,
         origin=f"measured: {path.name}",
         skipped=skips.counts,
         notes=notes,
@@ -214,23 +214,23 @@ def join_chunks(path: Path, chunks: Iterable[HashedChunk]) -> HashedChunk:
     return HashedChunk(raw_ids=ids, offsets=np.concatenate(([0], ends)), **joined)
 
 
-def choose_block(path: Path, requests: HashedChunk, wanted: int | None) -> int:
+def choose_block(path: Path, requests: HashedChunk, block_tokens: int | None) -> int:
     """Find the block size, and refuse one that cannot be: every request must have its length's worth of blocks."""
     counts, inputs = requests.counts, requests.input_tokens
     stated = [int(size) for size in np.unique(requests.block_sizes) if size > 0]
     if len(stated) > 1:
         raise InputError(f"{path}: block_size differs between lines ({', '.join(map(str, stated))}); split the file")
-    if wanted is None and stated:
-        wanted = stated[0]
-    if wanted is not None:
-        wrong = np.flatnonzero(~_fits(counts, inputs, wanted))
+    if block_tokens is None and stated:
+        block_tokens = stated[0]
+    if block_tokens is not None:
+        wrong = np.flatnonzero(~_fits(counts, inputs, block_tokens))
         if wrong.size:
             first = int(wrong[0])
             raise InputError(
                 f"{path}: request {first + 1} has {inputs[first]} tokens in {counts[first]} blocks, which does not fit "
-                f"{wanted} tokens a block; give the trace's own block size with --block-tokens"
+                f"{block_tokens} tokens a block; give the trace's own block size with --block-tokens"
             )
-        return wanted
+        return block_tokens
     possible: list[int] = [size for size in _POSSIBLE_BLOCKS if _fits(counts, inputs, size).all()]
     if _MOONCAKE_BLOCK in possible:
         return _MOONCAKE_BLOCK

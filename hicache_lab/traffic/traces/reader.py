@@ -88,9 +88,9 @@ def sniff(path: Path) -> str:
     objects = [line for _, line in beginning if line.lstrip().startswith("{")]
     for find in (_json_format, _broken_format):
         for line in objects:
-            found = find(path, line)
-            if found:
-                return found
+            kind_name = find(path, line)
+            if kind_name:
+                return kind_name
     if any(FINISHED in line or '"request.finished"' in line for _, line in beginning):
         return "sglang-log"
     known = "; ".join(f"{name}: {kind.what}" for name, kind in FORMATS.items())

@@ -54,7 +54,7 @@ def read_request_log(
     trace of lengths, which says so.
     """
     skips = Skips(skip_bad)
-    whole: list[LoggedRequest] = []
+    complete: list[LoggedRequest] = []
     bare: list[LoggedRequest] = []
     for number, line in files.lines(path):
         try:
@@ -65,11 +65,11 @@ def read_request_log(
         if entry is None:
             continue
         if entry.prompt:
-            whole.append(entry)
+            complete.append(entry)
         else:
             bare.append(entry)
             skips.add(_TOO_LONG if entry.cut else _NO_CONTENT, f"{path}:{number}")
-    if not whole and bare:
+    if not complete and bare:
         arrival_s, timing = arrivals([entry.finished_s for entry in bare])
         return Trace.lengths_only(
             [entry.prompt_tokens for entry in bare],
@@ -79,11 +79,11 @@ def read_request_log(
             skipped=skips.counts,
             notes=(_TOO_LONG if bare[0].cut else _NO_CONTENT, *timing),
         )
-    if not whole and not skips.counts:
+    if not complete and not skips.counts:
         raise InputError(
             f"{path}: holds no finished request; a server logs them with --log-requests --log-requests-level 3"
         )
-    requests = [Request(entry.prompt or "", entry.output, entry.finished_s) for entry in whole]
+    requests = [Request(entry.prompt or "", entry.output, entry.finished_s) for entry in complete]
     notes = ("requests are in the order of their end, with the time of their end",)
     return tokenized(
         requests,

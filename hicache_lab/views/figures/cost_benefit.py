@@ -1,4 +1,4 @@
-"""The pay-off figures: hit rate over tokens, and hit rate over the host's GB with the limits drawn."""
+"""Figures of cost and benefit: hit rate over tokens, and hit rate over the host's GB with the limits drawn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _POINTS = 200
 
 @dataclass(frozen=True)
 class CostBenefitData:
-    """Every number of the pay-off figure; GB are 1e9 bytes of the whole host, rates are per cent.
+    """Every number of the cost-benefit figure; GB are 1e9 bytes of the whole host, rates are per cent.
 
     Attributes:
         host_gb: the axis, shape (n,).

@@ -1,4 +1,4 @@
-"""Sliders over a pay-off: ratio or size, device pool, write policy; all looked up, nothing simulated again."""
+"""Sliders over cost and benefit: ratio or size, device pool, write policy; all looked up, nothing simulated again."""
 
 from __future__ import annotations
 
