@@ -15,7 +15,7 @@ from synthetic_log import server_log
 from hicache_lab.base.errors import HicacheLabError
 from hicache_lab.base.units import GB
 from hicache_lab.cli import main
-from hicache_lab.forensics.incident import Diagnosis, diagnose, gather
+from hicache_lab.forensics.incident import Diagnosis, diagnose, gather, question
 from hicache_lab.preflight import Question, advise, ask, assess, with_ratio, with_size
 from hicache_lab.sglang.launch import parse_launch
 from hicache_lab.views.report import postmortem, to_document
@@ -241,3 +241,16 @@ def test_diagnose_report_plan_and_max_name_the_same(tmp_path: Path, capsys: pyte
                            overhead="40GB", device_tokens=116_000), accepted=ACCEPTED).size_gb  # fmt: skip
         assert named <= {float(size), float(largest["hicache_size_gb"] or 0), float(bound or 0)}
         assert f"--hicache-size {largest['hicache_size_gb']} (" in text
+
+
+def test_a_crash_loop_asks_its_question_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each launch draws another random seed; nothing that a size depends on changes."""
+    one = server_log(launch("kimi-k2.5", "0.5.8", 449, 4, hicache_size=100))
+    log = tmp_path / "server.log"
+    log.write_text("".join(one.replace("enable_hier", f"random_seed={n}, enable_hier") for n in range(30)))
+    asked = []
+    monkeypatch.setattr(question, "ask", lambda *args, **facts: asked.append(args) or ask(*args, **facts))
+    findings = diagnose(gather([str(log)], release="0.5.8", host_ram_bytes=449 * GB, available_bytes=444 * GB)).findings
+    assert len({finding.remedy for finding in findings if finding.cause == "per_rank_size"}) == 1
+    assert {finding.run for finding in findings} == set(range(1, 31))
+    assert len(asked) == 1

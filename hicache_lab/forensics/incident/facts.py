@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hicache_lab.base.units import format_gb
@@ -56,7 +57,7 @@ class Facts:
     memory: tuple[MemoryReading, ...] = ()
     stated: Stated = field(default_factory=Stated)
 
-    @property
+    @cached_property
     def kills(self) -> list[ev.KernelOom]:
         """Kernel kills in all logs given."""
         mixed = [event for event in self.log.events() if isinstance(event, ev.KernelOom)]

@@ -15,7 +15,7 @@ from hicache_lab.base.units import GB, format_gb
 from hicache_lab.forensics.logs.fingerprints import ReleaseRange
 from hicache_lab.preflight import Advice, Answer, Question, advise, ask, assess, format_advice, with_ratio, with_size
 from hicache_lab.sglang.launch import LaunchConfig
-from hicache_lab.sglang.releases import VERIFIED, parse_version, rules_for
+from hicache_lab.sglang.releases import READ, VERIFIED, parse_version, rules_for
 from hicache_lab.sizing.guard import RESERVE_TEXT, beyond_reserve_bytes, read_free_amount
 from hicache_lab.sizing.rank import DeviceFacts
 
@@ -236,10 +236,8 @@ def ask_launch(facts: LaunchFacts, stated: Stated) -> LaunchQuestion:
     device = facts.device if facts.device.tokens else replace(facts.device, tokens=stated.device_tokens)
     # without the arguments the size is not known, and its pools explain nothing
     pools = facts.pools_bytes if config.hicache_size or facts.launch is not None else 0
-    questions = _questions(config, stated.model, stated.draft_model, releases, hosts, device, pools)
-    if isinstance(questions, str):
-        return LaunchQuestion(missing=(questions,), bound_bytes=bound)
-    return LaunchQuestion(questions, assumed=tuple(_assumed(facts, stated)), bound_bytes=bound)
+    models = (stated.model, stated.draft_model)
+    return _launch_question(config, models, releases, hosts, device, pools, tuple(_assumed(facts, stated)))
 
 
 def _config(facts: LaunchFacts, stated: Stated) -> tuple[LaunchConfig | None, list[str]]:
@@ -277,7 +275,8 @@ def releases_in_question(stated: str | None, printed_by: ReleaseRange | None) ->
     if printed_by is None:
         return ()
     first, last = parse_version(printed_by.first), parse_version(printed_by.last)
-    return tuple(release for release in VERIFIED if first <= parse_version(release) <= last)
+    examined = sorted((*VERIFIED, *READ), key=parse_version)
+    return tuple(release for release in examined if first <= parse_version(release) <= last)
 
 
 @dataclass(frozen=True)
@@ -335,17 +334,20 @@ def _assumed(facts: LaunchFacts, stated: Stated) -> Iterator[str]:
         yield "the server's own host memory is not counted (--overhead states it)"
 
 
+# a server that restarts all night asks the same question each time
 @lru_cache(maxsize=256)
-def _questions(
+def _launch_question(
     config: LaunchConfig,
-    model: str | None,
-    draft_model: str | None,
+    models: tuple[str | None, str | None],
     releases: tuple[str, ...],
     hosts: tuple[_Host, ...],
     device: DeviceFacts,
     pools_bytes: int,
-) -> tuple[Question, ...] | str:
-    """One question a release; a text says which fact is missing for them."""
+    assumed: tuple[str, ...],
+) -> LaunchQuestion:
+    """One question a release; without the fact that is missing for them, none."""
+    bound = beyond_reserve_bytes(hosts[0].limit_bytes)
+    model, draft_model = models
     try:
         questions = tuple(
             ask(
@@ -363,9 +365,10 @@ def _questions(
     except (UnknownFact, InputError):
         if model is not None:
             raise
-        return f"the shape of the model {config.model!r} (--model names one of the catalogue or its config.json)"
+        missing = f"the shape of the model {config.model!r} (--model names one of the catalogue or its config.json)"
+        return LaunchQuestion(missing=(missing,), bound_bytes=bound)
     except UsageError as error:
-        return f"a launch that can be judged ({error})"
+        return LaunchQuestion(missing=(f"a launch that can be judged ({error})",), bound_bytes=bound)
     # a release that does not know a flag of the launch did not print this log
     answers = [assess(question) for question in questions]
     known = [answer for answer in answers if not (answer.refusal and answer.refusal.error == "argparse")] or answers
@@ -373,9 +376,10 @@ def _questions(
     possible = [answer for answer in known if not answer.per_rank_bytes or answer.per_rank_bytes >= _MOST * pools_bytes]
     if not possible:
         computed = format_gb(max(answer.per_rank_bytes for answer in known))
-        return (
+        missing = (
             f"what explains the {format_gb(pools_bytes)} of host pools that one rank asked for: from the other facts "
             f"{computed} are computed (another --model, a --draft-model)"
         )
+        return LaunchQuestion(missing=(missing,), bound_bytes=bound)
     versions = {answer.question.rules.version for answer in possible}
-    return tuple(question for question in questions if question.rules.version in versions)
+    return LaunchQuestion(tuple(q for q in questions if q.rules.version in versions), assumed=assumed)
