@@ -20,10 +20,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hicache_lab import race, runs, sweeps
+    from hicache_lab import host, race, runs, sweeps
     from hicache_lab.api import (
+        Markdown,
+        across_releases,
         compare,
         diagnose,
+        explain,
         hit_curve,
         largest,
         models,
@@ -34,48 +37,67 @@ if TYPE_CHECKING:
         releases,
         simulate,
     )
-    from hicache_lab.forensics import cases
+    from hicache_lab.base import resources, units
+    from hicache_lab.forensics import cases, prefill_rate
     from hicache_lab.serving import measurement
-    from hicache_lab.traffic import cost_benefit
+    from hicache_lab.sglang import launch, source
+    from hicache_lab.traffic import cachesim, cost_benefit
     from hicache_lab.views import figures, report, tables, widgets
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Markdown",
+    "across_releases",
+    "cachesim",
     "cases",
     "compare",
     "cost_benefit",
     "diagnose",
+    "explain",
     "figures",
     "hit_curve",
+    "host",
     "largest",
+    "launch",
     "measurement",
     "models",
     "plan",
+    "prefill_rate",
     "preflight",
     "race",
     "read_log",
     "read_trace",
     "releases",
     "report",
+    "resources",
     "runs",
     "simulate",
+    "source",
     "sweeps",
     "tables",
+    "units",
     "widgets",
 ]
 
 # the parts that notebooks use beside the functions
 _PARTS = {
+    "cachesim": "traffic.cachesim",
     "cases": "forensics.cases",
     "cost_benefit": "traffic.cost_benefit",
     "figures": "views.figures",
+    "host": "host",
+    "launch": "sglang.launch",
     "measurement": "serving.measurement",
+    "prefill_rate": "forensics.prefill_rate",
     "race": "race",
     "report": "views.report",
+    "resources": "base.resources",
     "runs": "runs",
+    "source": "sglang.source",
     "sweeps": "sweeps",
     "tables": "views.tables",
+    "units": "base.units",
     "widgets": "views.widgets",
 }
 

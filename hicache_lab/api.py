@@ -10,8 +10,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hicache_lab.base.display import Rows
+from hicache_lab.base.display import Markdown, Rows
 from hicache_lab.base.errors import InputError, UsageError
+
+__all__ = [
+    "Markdown",
+    "across_releases",
+    "compare",
+    "diagnose",
+    "explain",
+    "hit_curve",
+    "largest",
+    "models",
+    "plan",
+    "preflight",
+    "read_log",
+    "read_trace",
+    "releases",
+    "simulate",
+]
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -28,11 +45,12 @@ if TYPE_CHECKING:
     Paths = str | Path | Sequence[str | Path]
 
 
-def plan(model: Model, sglang_version: str, **facts: Any) -> Answer:
+def plan(model: Model | Question, sglang_version: str | None = None, **facts: Any) -> Answer:
     """What a launch takes per pool, rank and host, and whether it fits (``hicache-lab plan``).
 
     Args:
-        model: a catalogue name (``hl.models()``), a hub id, the path of a config.json, or a geometry.
+        model: a catalogue name (``hl.models()``), a hub id, the path of a config.json, or a geometry; or a question
+            that was asked already (``answer.question``), which needs nothing else.
         sglang_version: the release, e.g. "0.5.8".
         **facts: SGLang's flags under their own names (``tp_size=8, hicache_size=48`` in GB (1e9) per rank,
             ``hicache_ratio=2.5, page_size=64`` …); the host (``host_ram="449GB", available="445GB", hugepages,
@@ -47,9 +65,19 @@ def plan(model: Model, sglang_version: str, **facts: Any) -> Answer:
         UsageError: a name that is not known (with a suggestion), or a quantity without its unit.
         UnknownFact: a model or release that is not known.
     """
-    from hicache_lab.preflight import ask, assess
+    from hicache_lab.preflight import assess
 
-    return assess(ask(model, sglang_version, **facts))
+    return assess(_asked(model, sglang_version, facts))
+
+
+def _asked(model: Model | Question, sglang_version: str | None, facts: Mapping[str, Any]) -> Question:
+    from hicache_lab.preflight import Question, ask
+
+    if not isinstance(model, Question):
+        return ask(model, sglang_version, **facts)
+    if sglang_version is not None or facts:
+        raise UsageError(f"{next(iter(facts), 'sglang_version')}: the question has its own facts; ask a new one")
+    return model
 
 
 def preflight(
@@ -100,8 +128,7 @@ def largest(
     """The largest ``--hicache-size`` and ``--hicache-ratio`` that fit (``hicache-lab max``).
 
     Args:
-        model: as for ``plan``, or a question that was asked already (``answer.question``), which needs nothing else.
-        sglang_version: the release.
+        model, sglang_version: as for ``plan``.
         accepted: verdicts that count as fitting; ``("FITS", "TIGHT")`` leaves only the reserve.
         **facts: as for ``plan``, without size and ratio.
 
@@ -111,10 +138,32 @@ def largest(
     Raises:
         UsageError, UnknownFact: as ``plan``.
     """
-    from hicache_lab.preflight import Question, advise, ask
+    from hicache_lab.preflight import advise
 
-    question = model if isinstance(model, Question) else ask(model, sglang_version, **facts)
-    return advise(question, accepted=tuple(accepted))
+    return advise(_asked(model, sglang_version, facts), accepted=tuple(accepted))
+
+
+def across_releases(question: Question) -> dict[str, Answer]:
+    """The same launch under every examined release that has ``--hicache-size``.
+
+    Args:
+        question: the launch (``answer.question``).
+    """
+    from hicache_lab.preflight import across_releases
+
+    return across_releases(question)
+
+
+def explain(answer: Answer, advice: Advice | None = None) -> str:
+    """The verdict in words: the arithmetic, what each rank believes, what will not help, what to do.
+
+    Args:
+        answer: the verdict.
+        advice: the settings that the last part names (``answer.advice``, or others); None leaves it out.
+    """
+    from hicache_lab.preflight import explain
+
+    return explain(answer, advice)
 
 
 def read_log(paths: Paths) -> Log:
@@ -137,9 +186,7 @@ def diagnose(
     *,
     kernel_log: Iterable[str] = (),
     memory: Iterable[str] = (),
-    host_ram: str | None = None,
-    available: str | None = None,
-    sglang_version: str | None = None,
+    **facts: Any,
 ) -> Diagnosis:
     """Why a server failed (``hicache-lab diagnose``): ranked causes with the lines that show them.
 
@@ -147,27 +194,18 @@ def diagnose(
         paths: server logs, kernel logs and memory series in any mixture, or a folder of them.
         kernel_log: dmesg, journalctl, kern.log, ``kubectl describe pod``, ``docker inspect``.
         memory: watch files, CSV, free, meminfo, vmstat, node-exporter text.
-        host_ram: RAM of the host with its unit, if the files do not tell.
-        available: memory available before the launch, with its unit.
-        sglang_version: the release, if it is known; otherwise the wording of the lines tells.
+        **facts: what the files do not tell: ``host_ram="449GB", available, hugepages, cgroup_limit, cgroup_usage,
+            overhead`` (each with its unit), ``sglang_version, model, draft_model, tp_size, device_tokens``.
 
     Raises:
         InputError: a file is missing, or nothing in the logs comes from SGLang.
         UsageError: a quantity without its unit.
     """
-    from hicache_lab.base.units import parse_bytes
     from hicache_lab.forensics.incident import diagnose, gather
+    from hicache_lab.forensics.incident.question import stated_facts
 
-    return diagnose(
-        gather(
-            [str(path) for path in _listed(paths)],
-            kernel_logs=kernel_log,
-            memory=memory,
-            host_ram_bytes=parse_bytes(host_ram, what="host_ram") if host_ram else None,
-            available_bytes=parse_bytes(available, what="available") if available else None,
-            release=sglang_version,
-        )
-    )
+    logs = [str(path) for path in _listed(paths)]
+    return diagnose(gather(logs, kernel_logs=kernel_log, memory=memory, **stated_facts(facts)))
 
 
 def _listed(paths: Paths) -> list[str | Path]:

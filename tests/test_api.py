@@ -12,6 +12,7 @@ import pytest
 import hicache_lab as hl
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.base.resources import data_dir
+from hicache_lab.base.units import GB
 from hicache_lab.cli import main
 from hicache_lab.preflight import advise, ask, assess
 
@@ -110,6 +111,17 @@ def test_the_door_gives_what_the_command_prints(capsys: pytest.CaptureFixture[st
     assert hl.plan("kimi-k2.5", "0.5.8", **LAUNCH, **flags).to_dict() == printed
 
 
+def test_a_question_that_was_asked_is_asked_again_on_every_release(records: dict[str, Any]) -> None:
+    answer = records["plan"]
+    assert hl.plan(answer.question) == answer
+    with pytest.raises(UsageError, match="tp_size: the question has its own facts"):
+        hl.plan(answer.question, tp_size=4)
+    across = hl.across_releases(answer.question)
+    assert across["0.5.8"].verdict == "OOM_RISK"
+    assert across["0.5.19"].verdict == "REFUSED"
+    assert "do: --hicache-size 48" in hl.explain(answer, answer.advice)
+
+
 def test_preflight_reads_a_line_words_and_a_file(tmp_path: Path, records: dict[str, Any]) -> None:
     facts = {"device_tokens": 116_000, **HOST}
     line = f"{LINE} --hicache-size 300"
@@ -159,6 +171,18 @@ def test_the_incident_is_diagnosed_from_its_folder(records: dict[str, Any]) -> N
     shown = records["diagnose"]._repr_markdown_()
     assert "| per_rank_size | cause, high |" in shown
     assert "server.log:1 |" in shown
+
+
+def test_diagnose_takes_the_facts_that_the_files_do_not_tell(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text((INCIDENT / "server.log").read_text())
+    stated = hl.diagnose(log, **HOST, sglang_version="0.5.8", overhead="40GB").facts.stated
+    assert (stated.host_ram_bytes, stated.available_bytes) == (449 * GB, 445 * GB)
+    assert (stated.overhead_bytes, stated.release) == (40 * GB, "0.5.8")
+    with pytest.raises(UsageError, match="host_rams: not a fact of an incident"):
+        hl.diagnose(log, host_rams="449GB")
+    with pytest.raises(UsageError, match="with a unit"):
+        hl.diagnose(log, host_ram="449")
 
 
 def test_text_from_outside_is_no_markup(tmp_path: Path) -> None:

@@ -82,6 +82,19 @@ def test_a_notebook_defines_nothing(path: Path) -> None:
 
 
 @named
+def test_a_notebook_imports_from_the_door(path: Path) -> None:
+    imports = [
+        line.strip()
+        for cell in code_cells(path)
+        for line in cell.source.splitlines()
+        if line.strip().startswith(("import ", "from "))
+    ]
+    assert "import hicache_lab as hl" in imports
+    assert len(imports) <= 3, imports
+    assert sum(line.count(",") for line in imports) <= 4, imports
+
+
+@named
 def test_the_order_is_question_goal_parameters_cases(path: Path) -> None:
     cells = read(path).cells
     title = cells[0].source.splitlines()[0]

@@ -44,6 +44,15 @@ class Displayed:
         return found
 
 
+class Markdown(str):
+    """Markdown text that a notebook shows as such."""
+
+    __slots__ = ()
+
+    def _repr_markdown_(self) -> str:
+        return str(self)
+
+
 class Rows(list[dict[str, Any]]):
     """Rows of one table: a list of dicts with the same keys, shown as a table."""
 

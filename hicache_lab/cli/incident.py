@@ -70,24 +70,19 @@ _SIZES = {
 }
 
 
-def stated_facts(args: argparse.Namespace) -> dict[str, Any]:
+def facts_from(args: argparse.Namespace) -> dict[str, Any]:
     """What the user says beside the files, by the names of ``Stated``."""
-    from hicache_lab.base.units import parse_bytes
+    from hicache_lab.forensics.incident.question import stated_facts
 
-    sizes = {
-        f"{name}_bytes": parse_bytes(text, what="--" + name.replace("_", "-"))
-        for name in _SIZES
-        if (text := getattr(args, name))
-    }
-    others = {name: getattr(args, name) for name in ("model", "draft_model", "tp_size", "device_tokens")}
-    return {**sizes, **others, "release": args.sglang_version}
+    names = (*_SIZES, "model", "draft_model", "tp_size", "device_tokens", "sglang_version")
+    return stated_facts({name: getattr(args, name) for name in names})
 
 
 def gather_from(args: argparse.Namespace, logs: list[str]) -> Facts:
     """The facts the arguments name."""
     from hicache_lab.forensics.incident import gather
 
-    return gather(logs, kernel_logs=args.kernel_log, memory=args.memory, **stated_facts(args))
+    return gather(logs, kernel_logs=args.kernel_log, memory=args.memory, **facts_from(args))
 
 
 def run(command: str, args: argparse.Namespace) -> int:
@@ -173,7 +168,7 @@ def _report(args: argparse.Namespace) -> int:
             memory=args.memory,
             title=args.title,
             timezone=args.timezone,
-            **stated_facts(args),
+            **facts_from(args),
         )
         name, document = "postmortem", to_document(post)
         folder = args.output or Path("reports") / (

@@ -3,7 +3,7 @@
 from hicache_lab.preflight.answer import Advice, Answer, Verdict
 from hicache_lab.preflight.ask import ask, host_from_facts
 from hicache_lab.preflight.contradictions import Refusal
-from hicache_lab.preflight.inverse import advise, corrected_line, with_ratio, with_release, with_size
+from hicache_lab.preflight.inverse import across_releases, advise, corrected_line, with_ratio, with_release, with_size
 from hicache_lab.preflight.orders import Order
 from hicache_lab.preflight.question import Question
 from hicache_lab.preflight.text import explain, format_advice, headline
@@ -16,6 +16,7 @@ __all__ = [
     "Question",
     "Refusal",
     "Verdict",
+    "across_releases",
     "advise",
     "ask",
     "assess",

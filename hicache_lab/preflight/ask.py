@@ -30,7 +30,7 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _stated_bytes(facts: Mapping[str, Any], name: str) -> int | None:
+def stated_bytes(facts: Mapping[str, Any], name: str) -> int | None:
     """A stated amount: text with its unit, or whole bytes.
 
     Raises:
@@ -58,7 +58,7 @@ def host_from_facts(facts: Mapping[str, str | int | None]) -> tuple[HostMemory |
     Raises:
         UsageError: a quantity without its unit, or facts that need another one or contradict each other.
     """
-    known = {name: amount for name in HOST_FACTS if (amount := _stated_bytes(facts, name)) is not None}
+    known = {name: amount for name in HOST_FACTS if (amount := stated_bytes(facts, name)) is not None}
     if "host_ram" not in known and "available" not in known:
         if known:
             raise UsageError(
@@ -92,7 +92,7 @@ def _host(host: HostMemory | None, config: LaunchConfig, facts: Mapping[str, Any
     stated = {name: facts[name] for name in HOST_FACTS if facts.get(name) is not None}
     # --memory 0 is docker's "no limit"
     carried = (config.container.memory_bytes if config.container else None) or None
-    usage = _stated_bytes(stated, "cgroup_usage")
+    usage = stated_bytes(stated, "cgroup_usage")
     if carried is not None and "cgroup_limit" not in stated:
         stated.pop("cgroup_usage", None)
     if host is None:
@@ -102,7 +102,7 @@ def _host(host: HostMemory | None, config: LaunchConfig, facts: Mapping[str, Any
         measured = next((name for name in stated if name not in CONTAINER_FACTS), None)
         if measured is not None:
             raise UsageError(f"{_option(measured)}: the host's memory is measured or stated, not both")
-        limit = _stated_bytes(stated, "cgroup_limit")
+        limit = stated_bytes(stated, "cgroup_limit")
         if limit is None and "cgroup_usage" in stated:
             raise UsageError("--cgroup-usage says nothing without --cgroup-limit")
         host = host if limit is None else _limited(host, "stated", limit, usage or 0)
@@ -194,8 +194,8 @@ def ask(
         rules=rules_for(release_of(config, sglang_version)[0]),
         host=host,
         device=device_from_facts(facts),
-        overhead_bytes=_stated_bytes(facts, "overhead") or 0,
-        headroom_bytes=_stated_bytes(facts, "headroom"),
+        overhead_bytes=stated_bytes(facts, "overhead") or 0,
+        headroom_bytes=stated_bytes(facts, "headroom"),
         draft=_draft(facts.get("draft_model")),
         ram_is_known=ram_is_known,
     )

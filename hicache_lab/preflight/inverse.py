@@ -11,7 +11,7 @@ from hicache_lab.preflight.decode import builds_host_pools
 from hicache_lab.preflight.question import Question
 from hicache_lab.preflight.verdict import assess
 from hicache_lab.sglang.launch import LaunchConfig, render_launch
-from hicache_lab.sglang.releases import rules_for
+from hicache_lab.sglang.releases import VERIFIED, rules_for
 from hicache_lab.sizing.guard import beyond_reserve_bytes
 
 _RATIO_STEP = 10  # ratios are offered in tenths
@@ -36,6 +36,12 @@ def with_ratio(question: Question, ratio: float) -> Question:
 def with_release(question: Question, version: str) -> Question:
     """The same launch on another SGLang release."""
     return replace(question, rules=rules_for(version), config=replace(question.config, sglang_version=version))
+
+
+def across_releases(question: Question) -> dict[str, Answer]:
+    """The same launch under every examined release that has the flags for it (0.4.5.post3 on: --hicache-size)."""
+    known = [release for release in VERIFIED if rules_for(release).has_size_flag]
+    return {release: assess(with_release(question, release)) for release in known}
 
 
 def _largest(fits: Callable[[int], Answer], accepted: tuple[str, ...], most: int, start: int) -> Answer | None:

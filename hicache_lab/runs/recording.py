@@ -24,9 +24,9 @@ _WORKING = re.compile(r"^\.(.+)\.\d+-\d+\.partial$")
 SOURCES = ("measured", "replayed", "simulated", "reconstructed", "computed")
 
 
-def run_folder() -> Path | None:
-    """The folder of the headless run this kernel belongs to, or None in an interactive session."""
-    name = os.environ.get(RUN_FOLDER_VARIABLE)
+def run_folder(interactive: str | None = None) -> Path | None:
+    """The folder of the headless run this kernel belongs to; in an interactive session the one named here, or None."""
+    name = os.environ.get(RUN_FOLDER_VARIABLE) or interactive
     return Path(name) if name else None
 
 

@@ -5,6 +5,7 @@ that starts a server), ``run_sweep`` runs what may run and can be interrupted an
 result back. Importing this does not load papermill.
 """
 
+from hicache_lab.runs.comparison import recommend
 from hicache_lab.runs.comparison.text import comparison_rows, main_figures
 from hicache_lab.sweeps.collecting import Collection, collect
 from hicache_lab.sweeps.engine import Options, run_sweep
@@ -46,6 +47,7 @@ __all__ = [
     "planned_tradeoffs",
     "point_rows",
     "prediction_rows",
+    "recommend",
     "recommendation_text",
     "run_sweep",
     "safe_bytes",

@@ -109,7 +109,7 @@ def _shown(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def load_grid(path: Path) -> Grid:
+def load_grid(path: str | Path) -> Grid:
     """Read and check a grid file.
 
     Raises:
@@ -117,6 +117,7 @@ def load_grid(path: Path) -> Grid:
         UsageError: a key that is unknown (with a suggestion), missing, or of another form; an axis without values, of
             unequal zipped lengths, or twice the same name; more points than the limit.
     """
+    path = Path(path)
     raw, text = read_yaml(path)
     check_keys(path, "", raw, _KEYS)
     label = raw.get("label", path.stem)

@@ -6,14 +6,16 @@ question cannot be asked, the facts that are missing are named, each with the fl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 from hicache_lab.base.errors import InputError, UnknownFact, UsageError
 from hicache_lab.base.units import GB, format_gb
 from hicache_lab.forensics.logs.fingerprints import ReleaseRange
 from hicache_lab.preflight import Advice, Answer, Question, advise, ask, assess, format_advice, with_ratio, with_size
+from hicache_lab.preflight.ask import stated_bytes
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.sglang.releases import READ, VERIFIED, parse_version, rules_for
 from hicache_lab.sizing.guard import RESERVE_TEXT, beyond_reserve_bytes, read_free_amount
@@ -50,6 +52,22 @@ class Stated:
     release: str | None = None
     by: str = "stated"
     question: Question | None = None
+
+
+def stated_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``Stated`` from facts under the command line's names: ``host_ram="449GB", sglang_version …``.
+
+    Raises:
+        UsageError: a name that is not known, or a quantity without its unit.
+    """
+    flags = {"sglang_version" if name == "release" else name.removesuffix("_bytes"): name for name in _STATED}
+    unknown = next((name for name in facts if name not in flags), None)
+    if unknown is not None:
+        raise UsageError(f"{unknown}: not a fact of an incident; known are {', '.join(flags)}")
+    return {flags[name]: stated_bytes(facts, name) if flags[name].endswith("_bytes") else facts[name] for name in facts}
+
+
+_STATED = [one.name for one in fields(Stated) if one.name not in ("by", "question")]
 
 
 @dataclass(frozen=True)

@@ -229,12 +229,13 @@ def measure(
     return run
 
 
-def read_run(folder: Path) -> ServerRun:
+def read_run(folder: str | Path) -> ServerRun:
     """A recorded run.
 
     Raises:
         InputError: not such a folder, or files that do not fit together.
     """
+    folder = Path(folder).expanduser()
     if not (folder / DESCRIPTION_FILE).exists():
         raise InputError(
             f"{folder}: expected a measured run (with {DESCRIPTION_FILE}, load.json and two parquet files)"

@@ -163,12 +163,13 @@ class Tree:
         return None
 
 
-def open_tree(path: Path) -> Tree:
+def open_tree(path: str | Path) -> Tree:
     """A tree from a folder (checkout, site-packages, the package itself) or a wheel.
 
     Raises:
         InputError: the path is missing, is neither a folder nor a wheel, or holds no Python.
     """
+    path = Path(path)
     if path.is_dir():
         tree = _folder(path, str(path), "folder")
     elif not path.exists():

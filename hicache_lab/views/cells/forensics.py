@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.markdown import fenced
 from hicache_lab.forensics.incident import Diagnosis, Facts
-from hicache_lab.forensics.incident.timeline import timeline
 from hicache_lab.forensics.logs.collect import Log
 from hicache_lab.forensics.logs.summary import to_json, to_text
 from hicache_lab.views.cells.blocks import table
@@ -39,7 +38,7 @@ def plot(record: Diagnosis | Log, theme: Theme = "light") -> Figure:
     from hicache_lab.views.figures import incident_figure
 
     facts = Facts(record) if isinstance(record, Log) else record.facts
-    figure = incident_figure(facts, timeline(facts), source="measured", theme=theme)
+    figure = incident_figure(facts, source="measured", theme=theme)
     if figure is None:
         raise UsageError("plot: nothing in these files carries a time")
     return figure

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from hicache_lab.forensics.incident.facts import Facts
-from hicache_lab.forensics.incident.timeline import Moment
+from hicache_lab.forensics.incident.timeline import Moment, timeline
 from hicache_lab.views.figures.capacity import memory_figure, plain
 from hicache_lab.views.figures.style import BLUE, GREEN, ORANGE, RED, Theme, new_figure
 
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
 _ROWS = {"memory": GREEN, "server": BLUE, "kernel": RED}
 
 
-def incident_figure(facts: Facts, moments: Sequence[Moment], *, source: str, theme: Theme = "light") -> Figure | None:
+def incident_figure(
+    facts: Facts, moments: Sequence[Moment] | None = None, *, source: str, theme: Theme = "light"
+) -> Figure | None:
     """Memory in use with the important moments on it, or the moments in rows by who said them.
 
     Args:
         facts: what was gathered; its samples with a time and a used amount make the curve.
-        moments: the timeline.
+        moments: the timeline; None makes it of the facts.
         source: measured or reconstructed; stands in the title.
         theme: light or dark.
 
     Returns:
         None where nothing carries a time.
     """
+    moments = timeline(facts) if moments is None else moments
     timed = [(s.at, s.in_use_bytes) for s in facts.memory if s.at is not None and s.in_use_bytes is not None]
     limit = min((a for a in (facts.total, facts.container_limit) if a is not None), key=lambda a: a.bytes, default=None)
     important = [(m.at, m.what) for m in moments if m.at is not None and m.important and m.source != "memory"]
