@@ -2,6 +2,7 @@
 #   make lab       the incident's notebooks, headless, into reports/        make jupyter   the same in JupyterLab
 #   make test      lint, types, tests, notebooks                            make bench     speeds beside named rivals
 #   make e2e       against a real SGLang on the CPU                         make conformance RELEASE=0.5.23
+#   make docs      docs/api.md from the docstrings
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
     $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && exit; done; \
     command -v python3 || command -v python)
@@ -11,7 +12,7 @@ LAB := $(BIN)/python -m hicache_lab
 LAB_NOTEBOOKS := $(sort $(wildcard notebooks/[0-9][0-9]_*.ipynb))
 PYTEST_ARGS ?=
 
-.PHONY: help lab test lint types jupyter bench e2e conformance constraints clean venv venv-dev
+.PHONY: help lab test lint types jupyter bench e2e conformance docs constraints clean venv venv-dev
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -49,6 +50,9 @@ e2e: venv-dev
 conformance: venv-dev
 	@$(if $(RELEASE),,$(error name the release: make conformance RELEASE=0.5.23))
 	@$(BIN)/python conformance/run.py --release $(RELEASE)
+
+docs: venv-dev
+	@$(BIN)/python scripts/api_docs.py
 
 constraints: venv-dev
 	@$(BIN)/python scripts/pin.py

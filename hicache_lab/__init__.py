@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from hicache_lab.traffic import cachesim, cost_benefit
     from hicache_lab.views import figures, report, tables, widgets
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Markdown",

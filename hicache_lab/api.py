@@ -128,7 +128,8 @@ def largest(
     """The largest ``--hicache-size`` and ``--hicache-ratio`` that fit (``hicache-lab max``).
 
     Args:
-        model, sglang_version: as for ``plan``.
+        model: as for ``plan``.
+        sglang_version: as for ``plan``.
         accepted: verdicts that count as fitting; ``("FITS", "TIGHT")`` leaves only the reserve.
         **facts: as for ``plan``, without size and ratio.
 
@@ -136,7 +137,8 @@ def largest(
         Both settings with their answers; None where none fits or the host is not known.
 
     Raises:
-        UsageError, UnknownFact: as ``plan``.
+        UsageError: as ``plan``.
+        UnknownFact: as ``plan``.
     """
     from hicache_lab.preflight import advise
 

@@ -1,13 +1,18 @@
 """What the documents say is so: commands give the output they show, tables name what exists, links lead somewhere."""
 
+import doctest
+import importlib.util
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import nbformat
 import pytest
 from test_layers import WINGS
 
+import hicache_lab as hl
 from hicache_lab.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +63,45 @@ def test_links_and_make_targets_exist(path: Path) -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     commands = re.findall(r"`make ([a-z0-9-]+)|^    make ([a-z0-9-]+)", text, re.MULTILINE)
     assert {one or other for one, other in commands} <= targets
+
+
+def test_the_readmes_python_gives_what_it_shows() -> None:
+    blocks = re.findall(r"```python\n(>>> .*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        result = doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(block, {}, "README.md", None, None))
+        assert (result.attempted >= 4, result.failed) == (True, 0)
+
+
+def test_the_api_page_is_written_from_the_docstrings() -> None:
+    assert (ROOT / "docs" / "api.md").read_text() == api_docs().api_markdown(), "make docs writes it anew"
+
+
+def test_the_api_page_names_what_the_door_offers() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    functions = {name for name in hl.__all__ if not isinstance(getattr(hl, name), ModuleType | type)}
+    assert set(re.findall(r"^### `(\w+)`$", page.split("## What they return")[0], re.MULTILINE)) == functions
+
+
+def test_no_module_or_class_bears_a_word_that_was_replaced() -> None:
+    rows = re.findall(r"^\| .* \| .* \| (.+) \|$", (ROOT / "docs" / "terms.md").read_text(), re.MULTILINE)
+    replaced = {word for row in rows for word in row.replace("-", "").split(", ") if re.fullmatch("[a-z]+", word)}
+    assert {"casefile", "payoff", "teller", "story"} <= replaced
+    names = {path.stem for path in (ROOT / "hicache_lab").rglob("*.py")}
+    for path in (ROOT / "hicache_lab").rglob("*.py"):
+        names |= {name.lower() for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE)}
+    # the replay of a trace keeps its name
+    assert names & replaced <= {"replay"}
+
+
+def api_docs() -> Any:
+    """The script that writes the page, as a module."""
+    spec = importlib.util.spec_from_file_location("api_docs", ROOT / "scripts" / "api_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_structures_is_short_and_is_the_layer_table() -> None:

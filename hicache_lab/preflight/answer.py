@@ -26,7 +26,21 @@ Verdict = Literal["FITS", "TIGHT", "RACE", "REFUSED", "OOM_RISK", "ASSERT", "UNK
 class Answer(Displayed):
     """A verdict with the arithmetic behind it; every number in it is computed from the stated facts.
 
-    ``ranks`` is empty where nothing is built. Of ``ratio`` and ``size_gb`` the one that does not decide is None.
+    Attributes:
+        question: what was asked.
+        verdict: FITS, TIGHT (only the reserve is left), RACE (the order of the checks decides), REFUSED (by SGLang's
+            check or parser), OOM_RISK (the host runs out of memory), ASSERT (the server stops with an assertion) or
+            UNKNOWN.
+        ranks: the host pools of each rank; empty where nothing is built.
+        orders: what happens where the ranks check together, and where they check one after another.
+        refusal: the flag and the message with which the server stops, if it does.
+        ratio: the resolved ``--hicache-ratio``; None where a size decides.
+        size_gb: ``--hicache-size``, GB (1e9) per rank; None where a ratio decides.
+        auto: what the release sizes by itself, where neither flag is given.
+        warnings: what the numbers do not cover.
+        notes: what was assumed.
+        missing: facts without which there is no verdict.
+        provenance: how the numbers were found.
     """
 
     question: Question
@@ -121,7 +135,13 @@ class Answer(Displayed):
 class Advice(Displayed):
     """The largest settings with a verdict no worse than asked for; None where none is.
 
-    ``size_gb`` is whole GB (1e9) per rank, as the flag wants it; ``*_bytes`` is what the host really gives.
+    Attributes:
+        size_gb: whole GB (1e9) per rank, as ``--hicache-size`` wants it.
+        size_bytes: what all ranks of the host really take with it.
+        ratio: ``--hicache-ratio``, in tenths.
+        ratio_bytes: what all ranks of the host really take with it.
+        size_answer: the verdict on exactly that size.
+        ratio_answer: the verdict on exactly that ratio.
     """
 
     size_gb: int | None
