@@ -75,6 +75,28 @@ def test_preflight(core: Path) -> None:
     assert "--hicache-size 48" in done.stdout
 
 
+def test_the_door(core: Path) -> None:
+    code = """
+import hicache_lab as hl
+host = {"host_ram": "449GB", "available": "445GB"}
+answer = hl.plan("kimi-k2.5", "0.5.8", tp_size=8, hicache_size=300, device_tokens=116_000, **host)
+print(answer, answer.advice)
+print(answer._repr_markdown_())
+print(hl.diagnose("server.log"), hl.models(), hl.releases()[0]["from release"], hl.largest(answer.question).to_dict())
+"""
+    done = subprocess.run(
+        [core.parent / "python", "-c", code],
+        cwd=core.parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Answer(OOM_RISK: Kimi-K2.5 on 0.5.8, 8 × 300.00 GB) Advice(--hicache-size 48," in done.stdout
+    assert "do: --hicache-size 48" in done.stdout
+
+
 def test_read_source(core: Path) -> None:
     tree = source_trees.write(core.parents[2] / "tree", {}, source_trees.NO_CACHE, version="0.5.8")
     done = run(core, "read-source", str(tree), "--json")
