@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from hicache_lab.base.errors import HostError
 
@@ -17,21 +17,11 @@ PROC, SYS = Path("/proc"), Path("/sys")
 _V1_UNLIMITED_BYTES = 2**62
 
 
-@dataclass(frozen=True)
-class _Flavour:
-    version: int
-    limits: tuple[str, ...]
-    usage: str
-    # v1's names without total_ leave out the descendants, whose pages its usage counts
-    page_cache: tuple[str, str]
-
-
-_FLAVOURS = {
-    "cgroup2": _Flavour(2, ("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file")),
-    "cgroup": _Flavour(
-        1, ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
-    ),
-}
+_LIMIT_FILES = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}
+USAGE_FILE = {1: "memory.usage_in_bytes", 2: "memory.current"}
+# v1's names without total_ leave out the descendants, whose pages its usage counts
+_PAGE_CACHE = {1: ("total_active_file", "total_inactive_file"), 2: ("active_file", "inactive_file")}
+_VERSIONS = {"cgroup": 1, "cgroup2": 2}
 
 
 @dataclass(frozen=True)
@@ -93,90 +83,39 @@ class CgroupMemory:
         level = self.binding_level(credit_page_cache=False)
         return None if level is None else level.usage_bytes
 
-    @property
-    def file_cache_bytes(self) -> int:
-        """The droppable file pages of the level that binds."""
-        level = self.binding_level(credit_page_cache=False)
-        return 0 if level is None else level.file_cache_bytes
-
-    @property
-    def binding(self) -> str | None:
-        """Which file states the limit that binds, or None."""
-        level = self.binding_level(credit_page_cache=False)
-        return None if level is None else f"{level.path}/{level.limit_file}"
-
 
 @dataclass(frozen=True)
-class _Mounted:
-    flavour: _Flavour
-    membership: PurePosixPath
+class MemoryController:
+    """The memory controller where it is mounted, and this process's group in it."""
+
+    version: int
+    membership: str
     mount: Path
-    directory: Path
+    own: Path
 
-    def upwards(self) -> Iterator[Path]:
-        directory = self.directory
-        while directory != self.mount:
-            yield directory
-            directory = directory.parent
-        yield self.mount
+    def upwards(self, group: Path) -> list[Path]:
+        """A group and its parents up to the mount, deepest first."""
+        return [group, *(above for above in group.parents if above.is_relative_to(self.mount))]
 
+    def levels(self, group: Path, *, credit_page_cache: bool) -> Iterator[CgroupLevel]:
+        """The limits of a group and of those above it."""
+        for directory in self.upwards(group):
+            for name in _LIMIT_FILES[self.version]:
+                try:
+                    text = (directory / name).read_text().strip()
+                except FileNotFoundError:
+                    continue  # the hierarchy's root has none
+                if text == "max":
+                    continue
+                # a limit whose usage cannot be read must not look like no limit: let the error out
+                usage = int((directory / USAGE_FILE[self.version]).read_text())
+                cache = self._droppable_bytes(directory) if credit_page_cache else 0
+                yield CgroupLevel(str(directory), name, int(text), usage, cache)
 
-def _unescape(field: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
-
-
-def _rebase(mount: str, sys_root: Path) -> Path:
-    path = PurePosixPath(mount)
-    if sys_root != SYS and path.is_relative_to(SYS):
-        return sys_root / path.relative_to(SYS)
-    return Path(mount)
-
-
-def _memberships(text: str) -> dict[str, PurePosixPath]:
-    found = {}
-    for line in text.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            found["cgroup2"] = PurePosixPath(path)
-        elif "memory" in controllers.split(","):
-            found["cgroup"] = PurePosixPath(path)
-    return found
-
-
-def _directory_below(mount: Path, root: PurePosixPath, membership: PurePosixPath) -> Path | None:
-    if membership.is_relative_to(root):
-        relative = membership.relative_to(root)
-    elif root != PurePosixPath("/"):
-        # inside a cgroup namespace the membership counts from its root, the mount's root from the host's
-        relative = membership.relative_to("/")
-    else:
-        return None
-    if ".." in relative.parts:
-        raise ValueError(f"Cannot resolve cgroup memory path: {membership}")
-    return mount / relative
-
-
-def _mounted(proc_root: Path, sys_root: Path) -> Iterator[_Mounted]:
-    try:
-        memberships = _memberships((proc_root / "self/cgroup").read_text())
-        mounts = (proc_root / "self/mountinfo").read_text()
-    except FileNotFoundError:
-        return
-    resolved = False
-    for line in mounts.splitlines():
-        before, after = line.split(" - ", 1)
-        filesystem, _, options = after.split()[:3]
-        membership = memberships.get(filesystem)
-        if membership is None or (filesystem == "cgroup" and "memory" not in options.split(",")):
-            continue
-        fields = before.split()
-        mount = _rebase(_unescape(fields[4]), sys_root)
-        directory = _directory_below(mount, PurePosixPath(_unescape(fields[3])), membership)
-        if directory is not None and directory.is_dir():
-            resolved = True
-            yield _Mounted(_FLAVOURS[filesystem], membership, mount, directory)
-    if memberships and not resolved:
-        raise RuntimeError("Cannot locate the process memory cgroup in mounted cgroup filesystems")
+    def _droppable_bytes(self, directory: Path) -> int:
+        rows = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+        pages = sum(int(rows[name]) for name in _PAGE_CACHE[self.version])
+        return 0 if self.version == 2 and pages > 0 and _protects_descendants(directory) else pages
 
 
 def _protects_descendants(directory: Path) -> bool:
@@ -194,27 +133,54 @@ def _protects_descendants(directory: Path) -> bool:
     return False
 
 
-def _droppable_bytes(directory: Path, flavour: _Flavour) -> int:
-    rows = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
-    pages = sum(int(rows[name]) for name in flavour.page_cache)
-    return 0 if flavour.version == 2 and pages > 0 and _protects_descendants(directory) else pages
+def _unescape(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
 
 
-def _levels(mounted: _Mounted, *, credit_page_cache: bool) -> Iterator[CgroupLevel]:
-    flavour = mounted.flavour
-    for directory in mounted.upwards():
-        for name in flavour.limits:
-            try:
-                text = (directory / name).read_text().strip()
-            except FileNotFoundError:
-                continue  # the hierarchy's root has none
-            if text == "max":
-                continue
-            limit = int(text)
-            # a limit whose usage cannot be read must not look like no limit: let the error out
-            usage = int((directory / flavour.usage).read_text())
-            cache = _droppable_bytes(directory, flavour) if credit_page_cache else 0
-            yield CgroupLevel(str(directory), name, limit, usage, cache)
+def memory_controllers(
+    proc_root: Path = PROC, sys_root: Path = SYS, *, or_mount: bool = False
+) -> Iterator[MemoryController]:
+    """Every mounted memory controller that this process is in, v1 and v2; nothing without procfs.
+
+    Args:
+        proc_root: where ``self/cgroup`` and ``self/mountinfo`` are.
+        sys_root: stands for ``/sys`` in the mount points.
+        or_mount: take the mount itself for a group that lies outside what is mounted.
+
+    Raises:
+        OSError, RuntimeError, ValueError: as SGLang's own walk, whose texts these are.
+    """
+    memberships = {}
+    try:
+        for line in (proc_root / "self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "memory" in controllers.split(","):
+                memberships["cgroup" if controllers else "cgroup2"] = Path(path)
+        mounts = (proc_root / "self/mountinfo").read_text()
+    except FileNotFoundError:
+        return
+    resolved = False
+    for line in mounts.splitlines():
+        before, after = line.split(" - ", 1)
+        filesystem, _, options = after.split()[:3]
+        membership = memberships.get(filesystem)
+        if membership is None or (filesystem == "cgroup" and "memory" not in options.split(",")):
+            continue
+        root, mount = (Path(_unescape(field)) for field in before.split()[3:5])
+        if sys_root != SYS and mount.is_relative_to(SYS):
+            mount = sys_root / mount.relative_to(SYS)
+        # inside a cgroup namespace the membership counts from its root, the mount's root from the host's
+        inside = membership.relative_to(root if membership.is_relative_to(root) else "/")
+        own = mount / inside
+        if or_mount and (".." in inside.parts or not own.is_dir()):
+            own = mount
+        elif ".." in inside.parts:
+            raise ValueError(f"Cannot resolve cgroup memory path: {membership}")
+        if own.is_dir():
+            resolved = True
+            yield MemoryController(_VERSIONS[filesystem], str(membership), mount, own)
+    if memberships and not resolved:
+        raise RuntimeError("Cannot locate the process memory cgroup in mounted cgroup filesystems")
 
 
 def memory_cgroup_headroom(proc_root: Path = PROC, *, credit_page_cache: bool, sys_root: Path = SYS) -> int | None:
@@ -241,8 +207,8 @@ def memory_cgroup_headroom(proc_root: Path = PROC, *, credit_page_cache: bool, s
         return min(
             (
                 level.headroom_bytes(credit_page_cache=credit_page_cache)
-                for mounted in _mounted(proc_root, sys_root)
-                for level in _levels(mounted, credit_page_cache=credit_page_cache)
+                for controller in memory_controllers(proc_root, sys_root)
+                for level in controller.levels(controller.own, credit_page_cache=credit_page_cache)
             ),
             default=None,
         )
@@ -257,24 +223,13 @@ def read_cgroup(proc_root: Path = PROC, *, sys_root: Path = SYS) -> CgroupMemory
         HostError: a group states a limit but cannot be read.
     """
     try:
-        found = list(_mounted(proc_root, sys_root))
-        if not found:
-            return None
-        levels = tuple(level for one in found for level in _levels(one, credit_page_cache=True))
+        controllers = list(memory_controllers(proc_root, sys_root))
+        levels = tuple(level for one in controllers for level in one.levels(one.own, credit_page_cache=True))
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise HostError(f"control groups below {proc_root}: {error}") from error
-    # in a hybrid set-up the memory controller is mounted once, as version 1 or as version 2
-    first = next((one for one in found if any(lv.path.startswith(str(one.mount)) for lv in levels)), found[0])
-    return CgroupMemory(first.flavour.version, str(first.membership), levels)
-
-
-def cgroup_usage_file(proc_root: Path = PROC, *, sys_root: Path = SYS) -> Path | None:
-    """The file that states what this process's own group is charged, or None."""
-    try:
-        for mounted in _mounted(proc_root, sys_root):
-            usage = mounted.directory / mounted.flavour.usage
-            if usage.is_file():
-                return usage
-    except (OSError, RuntimeError, ValueError):
+    if not controllers:
         return None
-    return None
+    # in a hybrid set-up the memory controller is mounted once, as version 1 or as version 2
+    stating = (one for one in controllers if any(level.path.startswith(str(one.mount)) for level in levels))
+    first = next(stating, controllers[0])
+    return CgroupMemory(first.version, first.membership, levels)

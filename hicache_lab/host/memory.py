@@ -1,4 +1,4 @@
-"""What a host's memory really is: MemAvailable, huge pages, swap, /dev/shm, control groups, holders."""
+"""What a host's memory really is: MemAvailable, huge pages, swap, control groups."""
 
 from __future__ import annotations
 
@@ -13,17 +13,7 @@ from hicache_lab.base.errors import HostError, UsageError
 from hicache_lab.base.units import KIB
 from hicache_lab.host.cgroups import PROC, SYS, CgroupLevel, CgroupMemory, read_cgroup
 
-DEV_SHM = Path("/dev/shm")
 _MEMINFO_LINE = re.compile(r"([^:]+):\s+(\d+)(?: (kB))?\s*")
-
-
-@dataclass(frozen=True)
-class ProcessMemory:
-    """One process and what it holds; the name is untrusted text."""
-
-    pid: int
-    name: str
-    rss_bytes: int
 
 
 @dataclass(frozen=True)
@@ -38,18 +28,12 @@ class HostMemory:
     available_bytes: int
     available_is_estimate: bool = False
     free_bytes: int | None = None
-    cached_bytes: int | None = None
     shmem_bytes: int | None = None
     hugepages_reserved_bytes: int = 0
     hugepages_free_bytes: int = 0
     swap_total_bytes: int | None = None
     swap_free_bytes: int | None = None
-    shm_total_bytes: int | None = None
-    shm_used_bytes: int | None = None
     cgroup: CgroupMemory | None = None
-    memlock_bytes: int | None = None
-    memlock_is_unlimited: bool = False
-    processes: tuple[ProcessMemory, ...] = ()
     notes: tuple[str, ...] = ()
     source: str = "stated"
 
@@ -118,11 +102,6 @@ class HostMemory:
         return self.total_bytes if limit is None else min(self.total_bytes, limit)
 
     @property
-    def used_bytes(self) -> int:
-        """Total minus available."""
-        return self.total_bytes - self.available_bytes
-
-    @property
     def swap_used_bytes(self) -> int | None:
         """Swap in use, or None when swap is not known."""
         if self.swap_total_bytes is None or self.swap_free_bytes is None:
@@ -156,15 +135,6 @@ def read_meminfo(path: Path) -> dict[str, int]:
     return rows
 
 
-def _low_watermark_bytes(zoneinfo: Path) -> int | None:
-    try:
-        words = [line.split() for line in zoneinfo.read_text().splitlines()]
-        pages = sum(int(row[1]) for row in words if len(row) == 2 and row[0] == "low")
-    except (OSError, ValueError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def _available(rows: dict[str, int], proc_root: Path) -> tuple[int, bool, tuple[str, ...]]:
     """MemAvailable, or the kernel's own estimate for it where the kernel (before 3.14) or LXC leaves it out.
 
@@ -177,10 +147,13 @@ def _available(rows: dict[str, int], proc_root: Path) -> tuple[int, bool, tuple[
     if stated is not None:
         # lxcfs takes MemTotal from the container and MemAvailable from the host
         return free, True, ("MemAvailable exceeds MemTotal (LXC); MemFree is taken instead",)
-    low = _low_watermark_bytes(proc_root / "zoneinfo")
     note = ("/proc/meminfo has no MemAvailable; it is estimated from the free and the file pages",)
-    if low is None:
+    try:
+        words = [line.split() for line in (proc_root / "zoneinfo").read_text().splitlines()]
+        pages = sum(int(row[1]) for row in words if len(row) == 2 and row[0] == "low")
+    except (OSError, ValueError):
         return min(total, free + rows.get("Cached", 0)), True, note
+    low = pages * os.sysconf("SC_PAGE_SIZE")
     cache = rows.get("Active(file)", 0) + rows.get("Inactive(file)", 0)
     slab = rows.get("SReclaimable", 0)
     estimate = free - low + cache - min(cache // 2, low) + slab - min(slab // 2, low)
@@ -202,53 +175,12 @@ def _hugepages(rows: dict[str, int], sys_root: Path) -> tuple[int, int]:
     return (reserved, free) if reserved >= default else (default, rows.get("HugePages_Free", 0) * size)
 
 
-def _memlock(limits: Path) -> tuple[int | None, bool]:
-    try:
-        text = limits.read_text()
-    except OSError:
-        return None, False
-    match = re.search(r"^Max locked memory\s+(\S+)", text, re.MULTILINE)
-    if match is None:
-        return None, False
-    return (None, True) if match[1] == "unlimited" else (int(match[1]), False)
-
-
-def _shm(dev_shm: Path) -> tuple[int | None, int | None]:
-    try:
-        state = os.statvfs(dev_shm)
-    except OSError:
-        return None, None
-    return state.f_blocks * state.f_frsize, (state.f_blocks - state.f_bfree) * state.f_frsize
-
-
-def top_processes(count: int) -> tuple[ProcessMemory, ...]:
-    """The ``count`` largest other processes by resident bytes, largest first (names are untrusted)."""
-    found = []
-    for process in psutil.process_iter(["pid", "name", "memory_info"]):
-        memory = process.info["memory_info"]
-        if memory is not None and process.info["pid"] != os.getpid():
-            found.append(ProcessMemory(process.info["pid"], process.info["name"] or "?", memory.rss))
-    found.sort(key=lambda one: (-one.rss_bytes, one.pid))
-    return tuple(found[:count])
-
-
-def _without_procfs(proc_root: Path) -> HostMemory:
-    """Total and available as psutil gives them, for systems without procfs."""
-    memory = psutil.virtual_memory()
-    note = f"{proc_root} has no meminfo: control groups, huge pages and limits are not known"
-    return HostMemory(memory.total, memory.available, notes=(note,), source="psutil")
-
-
-def read_host(
-    *, proc_root: Path = PROC, sys_root: Path = SYS, dev_shm: Path = DEV_SHM, processes: int = 5
-) -> HostMemory:
+def read_host(*, proc_root: Path = PROC, sys_root: Path = SYS) -> HostMemory:
     """Read this host's memory facts.
 
     Args:
         proc_root: stands for ``/proc``.
         sys_root: stands for ``/sys``.
-        dev_shm: stands for ``/dev/shm``.
-        processes: how many of the largest other processes to name (only for the live ``/proc``).
 
     Returns:
         The facts; a control group that cannot be read leaves ``cgroup`` None and a note that says so.
@@ -256,14 +188,13 @@ def read_host(
     Raises:
         HostError: ``meminfo`` or a huge-page file is missing or malformed; the message names it.
     """
-    live = proc_root == PROC
-    if live and not (proc_root / "meminfo").exists():
-        return _without_procfs(proc_root)
+    if proc_root == PROC and not (proc_root / "meminfo").exists():
+        memory = psutil.virtual_memory()
+        note = f"{proc_root} has no meminfo: control groups, huge pages and limits are not known"
+        return HostMemory(memory.total, memory.available, notes=(note,), source="psutil")
     rows = read_meminfo(proc_root / "meminfo")
     available, estimated, notes = _available(rows, proc_root)
     reserved, free_huge = _hugepages(rows, sys_root)
-    shm_total, shm_used = _shm(dev_shm)
-    memlock, unlimited = _memlock(proc_root / "self/limits")
     try:
         cgroup = read_cgroup(proc_root, sys_root=sys_root)
     except HostError as error:
@@ -273,18 +204,12 @@ def read_host(
         available_bytes=available,
         available_is_estimate=estimated,
         free_bytes=rows.get("MemFree"),
-        cached_bytes=rows.get("Cached"),
         shmem_bytes=rows.get("Shmem"),
         hugepages_reserved_bytes=reserved,
         hugepages_free_bytes=free_huge,
         swap_total_bytes=rows.get("SwapTotal"),
         swap_free_bytes=rows.get("SwapFree"),
-        shm_total_bytes=shm_total,
-        shm_used_bytes=shm_used,
         cgroup=cgroup,
-        memlock_bytes=memlock,
-        memlock_is_unlimited=unlimited,
-        processes=top_processes(processes) if live and processes else (),
         notes=notes,
         source=f"measured ({proc_root}/meminfo)",
     )

@@ -32,6 +32,18 @@ class _Rank:
     def waiting(self) -> bool:
         return self.passed is None and self.end is None
 
+    def result(self) -> RankResult:
+        return RankResult(
+            rank=self.number,
+            arrival_seconds=self.arrival / NS,
+            saw_bytes=None if self.budget is None else self.budget.available_bytes,
+            budget_bytes=None if self.budget is None else self.budget.budget_bytes,
+            passed=self.passed,
+            peak_bytes=self.peak,
+            end_seconds=None if self.end is None else self.end / NS,
+            outcome=self.outcome,
+        )
+
 
 @dataclass
 class _Host:
@@ -45,13 +57,10 @@ class _Host:
     stop_at: int | None = None
     samples: list[RaceSample] = field(default_factory=list)
 
-    def resident(self, rank: _Rank, at: int) -> int:
+    def resident(self, rank: _Rank) -> int:
         if rank.started is None:
             return rank.held
-        return min(self.scenario.pool_bytes, self.scenario.pin_bytes_per_second * (at - rank.started) // NS)
-
-    def pinned(self, at: int) -> int:
-        return sum(self.resident(rank, at) for rank in self.ranks)
+        return min(self.scenario.pool_bytes, self.scenario.pin_bytes_per_second * (self.now - rank.started) // NS)
 
     def done_at(self, rank: _Rank) -> int:
         assert rank.started is not None
@@ -67,7 +76,7 @@ class _Host:
         return max(self.now, -(-missing // (self.scenario.pin_bytes_per_second * len(pinning))))
 
     def record(self) -> None:
-        held = tuple(self.resident(rank, self.now) for rank in self.ranks)
+        held = tuple(self.resident(rank) for rank in self.ranks)
         for rank, bytes_now in zip(self.ranks, held, strict=True):
             rank.peak = max(rank.peak, bytes_now)
         # the last page that does not fit is the one the kernel kills for: never more than the limit is in use
@@ -80,7 +89,7 @@ class _Host:
 
     def check(self, rank: _Rank) -> None:
         scenario = self.scenario
-        rank.budget = scenario.budget(self.pinned(self.now))
+        rank.budget = scenario.budget(sum(self.resident(other) for other in self.ranks))
         rank.passed = scenario.requested_bytes <= rank.budget.budget_bytes
         if rank.passed:
             rank.started = self.now
@@ -109,7 +118,7 @@ def simulate(scenario: Scenario) -> RaceResult:
             for rank in [r for r in host.ranks if r.waiting and r.arrival == host.now]:
                 host.check(rank)
         elif kind == "kill":
-            victim = max((r for r in host.ranks), key=lambda r: (host.resident(r, host.now), r.number))
+            victim = max(host.ranks, key=lambda r: (host.resident(r), r.number))
             host.end(victim, "oom_killed")
             host.oom_kills += 1
         elif kind == "stop":
@@ -122,7 +131,7 @@ def simulate(scenario: Scenario) -> RaceResult:
     return RaceResult(
         scenario=scenario,
         provenance="simulated",
-        ranks=tuple(_result(rank) for rank in host.ranks),
+        ranks=tuple(rank.result() for rank in host.ranks),
         samples=tuple(host.samples),
         oom_kills=host.oom_kills,
         peak_bytes=host.peak,
@@ -141,19 +150,6 @@ def _next_step(host: _Host) -> tuple[int, str] | None:
         return None
     at, _, kind = min(steps)
     return at, kind
-
-
-def _result(rank: _Rank) -> RankResult:
-    return RankResult(
-        rank=rank.number,
-        arrival_seconds=rank.arrival / NS,
-        saw_bytes=None if rank.budget is None else rank.budget.available_bytes,
-        budget_bytes=None if rank.budget is None else rank.budget.budget_bytes,
-        passed=rank.passed,
-        peak_bytes=rank.peak,
-        end_seconds=None if rank.end is None else rank.end / NS,
-        outcome=rank.outcome,
-    )
 
 
 @dataclass(frozen=True)
@@ -175,13 +171,11 @@ def race_map(scenario: Scenario, skews_seconds: Iterable[float], sizes_gb: Itera
         sizes_gb: sizes per rank, GB (1e9).
     """
     skews, sizes = tuple(skews_seconds), tuple(sizes_gb)
-    rows = []
-    for skew in skews:
-        row: list[Outcome] = []
-        for size in sizes:
-            requested, stated = round(size * GB), scenario.resident_bytes
-            resident = None if stated is None else requested * stated // scenario.requested_bytes
-            one = replace(scenario, skew_seconds=skew, requested_bytes=requested, resident_bytes=resident)
-            row.append(simulate(one).outcome)
-        rows.append(tuple(row))
-    return RaceMap(scenario, skews, sizes, tuple(rows))
+
+    def outcome(skew: float, size_gb: float) -> Outcome:
+        requested, stated = round(size_gb * GB), scenario.resident_bytes
+        resident = None if stated is None else requested * stated // scenario.requested_bytes
+        one = replace(scenario, skew_seconds=skew, requested_bytes=requested, resident_bytes=resident)
+        return simulate(one).outcome
+
+    return RaceMap(scenario, skews, sizes, tuple(tuple(outcome(skew, size) for size in sizes) for skew in skews))

@@ -18,9 +18,9 @@ import psutil
 
 from hicache_lab.base.errors import HostError, UsageError
 from hicache_lab.base.units import GB, MB, format_gb
+from hicache_lab.host.cgroups import USAGE_FILE
 from hicache_lab.race import _rank
-from hicache_lab.race._kernel_log import KernelLog
-from hicache_lab.race.cgroup import Group, memory_group
+from hicache_lab.race.cgroup import Group, KernelLog, memory_group
 from hicache_lab.race.scenario import NS, RaceResult, RaceSample, RankOutcome, RankResult, Scenario
 
 DEFAULT_CAP_BYTES = 1 * GB
@@ -92,28 +92,32 @@ def run_physical(
         )
     with memory_group(limit, parent=parent) as group:
         kernel_log = KernelLog()
-        with _started(_Processes(scenario, group, scale, scenario.pin_seconds / pin_seconds)) as processes:
+        processes = _Processes(scenario, group, scale, scenario.pin_seconds / pin_seconds)
+        try:
+            processes.start()
             with _sampled(processes):
                 processes.race()
             peak, kills = group.peak_bytes(), group.oom_kills()
-            ranks = tuple(processes.result(rank) for rank in processes.ranks)
-            if (others := sum(rank.outcome == "oom_killed" for rank in ranks) - kills) > 0:
-                raise HostError(
-                    f"{others} ranks were killed, but not by the control group's OOM killer (it counts "
-                    f"{kills}): somebody else killed them; start it again"
-                )
-            return RaceResult(
-                scenario=scenario,
-                provenance="replayed",
-                ranks=ranks,
-                samples=tuple(processes.samples),
-                oom_kills=kills,
-                peak_bytes=peak if peak is not None else max(s.used_bytes for s in processes.samples),
-                scale=scale,
-                speed=processes.speed,
-                kernel_lines=kernel_log.lines(group.path.name),
-                group=str(group.path),
+            ranks = tuple(rank.result() for rank in processes.ranks)
+        finally:
+            processes.end()
+        if (others := sum(rank.outcome == "oom_killed" for rank in ranks) - kills) > 0:
+            raise HostError(
+                f"{others} ranks were killed, but not by the control group's OOM killer (it counts "
+                f"{kills}): somebody else killed them; start it again"
             )
+        return RaceResult(
+            scenario=scenario,
+            provenance="replayed",
+            ranks=ranks,
+            samples=tuple(processes.samples),
+            oom_kills=kills,
+            peak_bytes=peak if peak is not None else max(s.used_bytes for s in processes.samples),
+            scale=scale,
+            speed=processes.speed,
+            kernel_lines=kernel_log.lines(group.path.name),
+            group=str(group.path),
+        )
 
 
 def _send(process: subprocess.Popen[bytes], command: str) -> None:
@@ -153,6 +157,19 @@ class _RankProcess:
         if self.stopped:
             return "stopped"
         return "survived" if self.full and self.process.returncode is None else "oom_killed"
+
+    def result(self) -> RankResult:
+        """What happened to it."""
+        return RankResult(
+            rank=self.number,
+            arrival_seconds=self.arrival / NS,
+            saw_bytes=self.saw,
+            budget_bytes=self.budget,
+            passed=self.passed,
+            peak_bytes=self.peak,
+            end_seconds=self.ended if self.outcome != "survived" else None,
+            outcome=self.outcome,
+        )
 
 
 @dataclass
@@ -200,7 +217,7 @@ class _Processes:
         scenario, budget = self.scenario, self.scenario.budget()
         plan = {
             "group": str(self.group.path),
-            "usage_file": self.group.usage_file,
+            "usage_file": USAGE_FILE[self.group.version],
             "sees_bytes": (scenario.other_bytes + budget.available_bytes) // self.scale,
             "other": other,
             "requested_bytes": scenario.requested_bytes // self.scale,
@@ -270,12 +287,10 @@ class _Processes:
             if not pinning and not waiting and (stop_at is None or not self._alive()):
                 return
             if not pinning:
-                self._skip([rank.arrival / NS for rank in waiting[:1]] + ([] if stop_at is None else [stop_at]))
+                # nothing happens before the first of these moments: go there
+                moments = [rank.arrival / NS for rank in waiting[:1]] + ([] if stop_at is None else [stop_at])
+                self.began -= max(min(moments) - self.now(), 0.0) / self.speed
             time.sleep(0.002)
-
-    def _skip(self, moments: list[float]) -> None:
-        """Nothing happens before the first of these moments: go there."""
-        self.began -= max(min(moments) - self.now(), 0.0) / self.speed
 
     def _caught_up(self, arrival: int) -> bool:
         """Whether the ranks hold what the scenario says they hold by then (a busy machine must not change that)."""
@@ -293,13 +308,6 @@ class _Processes:
                 sizes[arrival] = planned // self.scale
         rank.stops = list(sizes)
         return " ".join(["pin", *map(str, sizes.values())])
-
-    def _held(self, rank: _RankProcess) -> int:
-        """What a rank has made resident; 0 when it is gone."""
-        try:
-            return max(psutil.Process(rank.process.pid).memory_info().rss - rank.idle, 0)
-        except psutil.NoSuchProcess:
-            return 0
 
     def _check(self, due: list[_RankProcess]) -> bool:
         """Let these ranks check at the same moment; True when one was refused."""
@@ -348,34 +356,13 @@ class _Processes:
 
     def sample(self) -> None:
         """Record the group's and each rank's memory."""
-        held = []
+        held = [0] * len(self.ranks)
         for rank in self.ranks:
-            held.append(self._held(rank) if rank.ended is None else 0)
-            rank.peak = max(rank.peak, held[-1])
+            with suppress(psutil.NoSuchProcess):
+                if rank.ended is None:
+                    held[rank.number] = max(psutil.Process(rank.process.pid).memory_info().rss - rank.idle, 0)
+            rank.peak = max(rank.peak, held[rank.number])
         self.samples.append(RaceSample(self.now(), self.group.usage_bytes(), tuple(held)))
-
-    def result(self, rank: _RankProcess) -> RankResult:
-        """The record of one rank."""
-        return RankResult(
-            rank=rank.number,
-            arrival_seconds=rank.arrival / NS,
-            saw_bytes=rank.saw,
-            budget_bytes=rank.budget,
-            passed=rank.passed,
-            peak_bytes=rank.peak,
-            end_seconds=rank.ended if rank.outcome != "survived" else None,
-            outcome=rank.outcome,
-        )
-
-
-@contextmanager
-def _started(processes: _Processes) -> Iterator[_Processes]:
-    """The processes for the length of the block; none is left after it."""
-    try:
-        processes.start()
-        yield processes
-    finally:
-        processes.end()
 
 
 @contextmanager

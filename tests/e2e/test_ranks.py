@@ -1,6 +1,9 @@
 """Two ranks, MLA, every layout, and the incident itself on the real code."""
 
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from conftest import running
@@ -9,7 +12,7 @@ from test_tp1 import PROMPT, measure, probe, returning
 import hicache_lab.serving.load as lab
 from hicache_lab.base.errors import ServerError
 from hicache_lab.base.units import GB, GIB
-from hicache_lab.host import HostMemory, MemorySampler, read_host
+from hicache_lab.host import HostMemory, read_host
 from hicache_lab.preflight import Answer, ask, assess
 from hicache_lab.serving import cpu_server
 from hicache_lab.sizing.tiny_models import tiny_config
@@ -99,6 +102,25 @@ def test_the_incident_passes_both_checks_on_0_5_10() -> None:
     assert len(served.succeeded) == 2
 
 
+@contextmanager
+def available_meanwhile() -> Iterator[list[int]]:
+    """This machine's available bytes, looked at five times a second in a thread and at both ends."""
+    amounts, over = [read_host().available_bytes], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.2):
+            amounts.append(read_host().available_bytes)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield amounts
+    finally:
+        over.set()
+        thread.join()
+        amounts.append(read_host().available_bytes)
+
+
 def test_the_same_flags_are_refused_on_both_ranks_of_0_5_23() -> None:
     host = read_host()
     size_gb = incident_size_gb(host)
@@ -106,7 +128,7 @@ def test_the_same_flags_are_refused_on_both_ranks_of_0_5_23() -> None:
     assert answer.verdict == "REFUSED"
     launch = {"name": "e2e-refused", "tp_size": 2, "resident": True, "floor_bytes": FLOOR_BYTES}
     with (
-        MemorySampler(0.2) as sampler,
+        available_meanwhile() as available,
         pytest.raises(ServerError) as refused,
         running("0.5.23", "--hicache-size", str(size_gb), **launch),
     ):
@@ -119,7 +141,7 @@ def test_the_same_flags_are_refused_on_both_ranks_of_0_5_23() -> None:
     for message in set(messages):
         shown = float(re.search(r"only have (-?[0-9.]+) GB free", message)[1])
         # what the rank saw is what this machine had meanwhile, after the release's own rule
-        shares = [(sample.available_bytes - 10 * GIB) / 2 / GB for sample in sampler.samples]
+        shares = [(amount - 10 * GIB) / 2 / GB for amount in available]
         assert min(shares) - 0.05 <= shown <= max(shares) + 0.05
         # and from what it saw, the message follows to the letter
         seen = HostMemory.stated(total_bytes=host.total_bytes, available_bytes=int(2 * shown * GB) + 10 * GIB)

@@ -10,9 +10,8 @@ from hicache_lab.race import _cleanup
 from hicache_lab.race.cgroup import (
     PREFIX,
     Group,
-    Layout,
     Tree,
-    find_layout,
+    find_controller,
     headroom_bytes,
     memory_group,
     remove_stale,
@@ -90,9 +89,9 @@ def as_kernel_would_remove(group: Path) -> None:
 
 def test_v2_root_makes_a_limited_group_and_reads_its_counters(tmp_path) -> None:
     proc, mount = v2_machine(tmp_path, "/", {"": "cpu memory"})
-    layout = find_layout(proc)
-    assert layout == Layout(2, mount, mount)
-    with memory_group(100 * MB, layout=layout, tree=Files(2)) as group:
+    controller = find_controller(proc)
+    assert (controller.version, controller.mount, controller.own) == (2, mount, mount)
+    with memory_group(100 * MB, controller=controller, tree=Files(2)) as group:
         assert group.path.parent == mount
         assert (group.path / "memory.max").read_text() == str(100 * MB)
         assert (group.path / "memory.swap.max").read_text() == "0"
@@ -111,7 +110,7 @@ def test_v2_delegated_goes_beside_its_own_group_because_that_holds_processes(tmp
         tmp_path, f"/{own}", {"": "memory", "user.slice": "memory", "user.slice/app.slice": "memory", own: ""}
     )
     (mount / own / "cgroup.procs").write_text("4711\n")
-    with memory_group(100 * MB, layout=find_layout(proc), tree=Files(2)) as group:
+    with memory_group(100 * MB, controller=find_controller(proc), tree=Files(2)) as group:
         assert group.path.parent == mount / "user.slice/app.slice"
         as_kernel_would_remove(group.path)
 
@@ -119,7 +118,7 @@ def test_v2_delegated_goes_beside_its_own_group_because_that_holds_processes(tmp
 def test_v2_the_controller_is_enabled_at_the_root_and_withdrawn_again(tmp_path) -> None:
     proc, mount = v2_machine(tmp_path, "/", {"": ""})
     (mount / "cgroup.procs").write_text("1\n2\n")
-    with memory_group(100 * MB, layout=find_layout(proc), tree=Files(2)) as group:
+    with memory_group(100 * MB, controller=find_controller(proc), tree=Files(2)) as group:
         assert (mount / "cgroup.subtree_control").read_text().split() == ["memory"]
         as_kernel_would_remove(group.path)
     assert (mount / "cgroup.subtree_control").read_text() == "-memory"
@@ -130,7 +129,7 @@ def test_v2_every_refusal_is_told_with_its_reason(tmp_path) -> None:
     (mount / "a/cgroup.procs").write_text("4711\n")
     with (
         pytest.raises(HostError) as refused,
-        memory_group(MB, layout=find_layout(proc), tree=Files(2, (mount,))),
+        memory_group(MB, controller=find_controller(proc), tree=Files(2, (mount,))),
     ):
         pass
     assert f"{mount / 'a'}: Device or resource busy" in str(refused.value)
@@ -144,7 +143,7 @@ def test_v2_not_delegated_memory_is_a_reason(tmp_path) -> None:
     given = mount / "a"
     with (
         pytest.raises(HostError, match="the memory controller is not delegated to it"),
-        memory_group(MB, parent=given, layout=find_layout(proc), tree=Files(2)),
+        memory_group(MB, parent=given, controller=find_controller(proc), tree=Files(2)),
     ):
         pass
 
@@ -153,17 +152,17 @@ def test_never_in_a_group_that_would_run_out_first(tmp_path) -> None:
     proc, mount = v2_machine(tmp_path, "/a/b", {"": "memory", "a": "memory", "a/b": "memory"})
     (mount / "a/memory.max").write_text(str(300 * MB))
     (mount / "a/memory.current").write_text(str(250 * MB))
-    layout = find_layout(proc)
-    assert headroom_bytes(layout, mount / "a/b", Files(2)) == 50 * MB
+    controller = find_controller(proc)
+    assert headroom_bytes(controller, mount / "a/b") == 50 * MB
     (mount / "a/memory.high").write_text(str(260 * MB))
-    assert headroom_bytes(layout, mount / "a/b", Files(2)) == 10 * MB
+    assert headroom_bytes(controller, mount / "a/b") == 10 * MB
     # the root has no limit and is therefore taken
-    with memory_group(100 * MB, layout=layout, tree=Files(2)) as group:
+    with memory_group(100 * MB, controller=controller, tree=Files(2)) as group:
         assert group.path.parent == mount
         as_kernel_would_remove(group.path)
     with (
         pytest.raises(HostError, match=r"only 0\.01 GB left below its own limit, 0\.10 GB wanted"),
-        memory_group(100 * MB, parent=mount / "a", layout=layout, tree=Files(2)),
+        memory_group(100 * MB, parent=mount / "a", controller=controller, tree=Files(2)),
     ):
         pass
     assert not list(mount.rglob(f"{PREFIX}*"))
@@ -190,9 +189,9 @@ def test_v1_limits_memory_and_swap_and_reads_its_counters(tmp_path) -> None:
     proc, mount = v1_machine(tmp_path, "/job")
     tree = Files(1)
     tree.make(mount / "job")
-    layout = find_layout(proc)
-    assert layout == Layout(1, mount, mount / "job")
-    with memory_group(100 * MB, layout=layout, tree=tree) as group:
+    controller = find_controller(proc)
+    assert (controller.version, controller.mount, controller.own) == (1, mount, mount / "job")
+    with memory_group(100 * MB, controller=controller, tree=tree) as group:
         assert group.path.parent == mount / "job"
         assert (group.path / "memory.limit_in_bytes").read_text() == str(100 * MB)
         assert (group.path / "memory.memsw.limit_in_bytes").read_text() == str(100 * MB)
@@ -203,26 +202,26 @@ def test_v1_limits_memory_and_swap_and_reads_its_counters(tmp_path) -> None:
 
 def test_v1_in_a_container_whose_group_is_what_is_mounted(tmp_path) -> None:
     proc, mount = v1_machine(tmp_path, "/docker/abc", root="/docker/abc")
-    assert find_layout(proc).own == mount
+    assert find_controller(proc).own == mount
     (proc / "self/cgroup").write_text("4:memory:/elsewhere\n0::/\n")
-    assert find_layout(proc).own == mount, "outside what is mounted: the mount itself"
+    assert find_controller(proc).own == mount, "outside what is mounted: the mount itself"
 
 
 def test_a_machine_without_the_controller_or_without_proc(tmp_path) -> None:
     with pytest.raises(HostError, match="needs Linux control groups"):
-        find_layout(tmp_path)
+        find_controller(tmp_path)
     (tmp_path / "self").mkdir()
     (tmp_path / "self/mountinfo").write_text("30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
     (tmp_path / "self/cgroup").write_text("0::/\n")
     with pytest.raises(HostError, match="no memory controller"):
-        find_layout(tmp_path / ".")
+        find_controller(tmp_path / ".")
 
 
 def test_a_parent_elsewhere_is_refused(tmp_path) -> None:
     proc, _ = v2_machine(tmp_path, "/", {"": "memory"})
     with (
         pytest.raises(HostError, match="--cgroup: expected a group below"),
-        memory_group(MB, parent=tmp_path, layout=find_layout(proc), tree=Files(2)),
+        memory_group(MB, parent=tmp_path, controller=find_controller(proc), tree=Files(2)),
     ):
         pass
 
@@ -234,7 +233,7 @@ def test_a_parent_that_leads_elsewhere_is_refused(tmp_path) -> None:
     for parent in (mount / "../cpu", mount / "link"):
         with (
             pytest.raises(HostError, match="--cgroup: expected a group below"),
-            memory_group(MB, parent=parent, layout=find_layout(proc), tree=Files(2)),
+            memory_group(MB, parent=parent, controller=find_controller(proc), tree=Files(2)),
         ):
             pass
     assert not list((tmp_path / "cpu").iterdir())
@@ -253,7 +252,7 @@ def test_the_controller_stays_while_another_replay_has_a_group_there(tmp_path) -
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_kernel_that_does_not_count_kills_is_refused(tmp_path, version) -> None:
     Files(version).make(tmp_path / "g")
-    group = Group(tmp_path / "g", version, MB, Files(version))
+    group = Group(tmp_path / "g", version)
     assert group.oom_kills() == 2
     file = tmp_path / "g" / ("memory.events" if version == 2 else "memory.oom_control")
     file.write_text(file.read_text().replace("oom_kill 2\n", ""))
@@ -266,6 +265,6 @@ def test_only_groups_of_dead_replays_are_removed(tmp_path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / f"{PREFIX}4194999-full").mkdir()
     (tmp_path / f"{PREFIX}4194999-full/child").mkdir()
-    remove_stale(tmp_path, Tree())
+    remove_stale(tmp_path)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == sorted([f"{PREFIX}1-aa", f"{PREFIX}x-cc", "other-4194999-dd", f"{PREFIX}4194999-full"])

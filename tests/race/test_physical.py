@@ -17,7 +17,7 @@ import pytest
 from hicache_lab.base.errors import HostError, UsageError
 from hicache_lab.base.units import GB, MB
 from hicache_lab.race import RaceResult, Scenario, physical, run_physical, simulate
-from hicache_lab.race.cgroup import PREFIX, find_layout, memory_group
+from hicache_lab.race.cgroup import PREFIX, find_controller, memory_group
 from hicache_lab.sglang.releases import rules_for
 
 pytestmark = pytest.mark.physical
@@ -112,7 +112,7 @@ def test_nothing_stays_behind_after_any_exit(refusal, end) -> None:
         return
     code = "from hicache_lab.race import *;run_physical(scenario_of_release('0.5.8', size_gb=40), pin_seconds=60)"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL)
-    mount = find_layout().mount
+    mount = find_controller().mount
 
     try:
         group, ranks = None, []

@@ -117,7 +117,7 @@ def samples(
     begun = time.monotonic()
     while count is None or taken < count:
         watched = sorted({*fixed, *(sglang_pids() if all_sglang else ())})
-        host = read_host(proc_root=proc_root, sys_root=sys_root, processes=0)
+        host = read_host(proc_root=proc_root, sys_root=sys_root)
         yield look(watched, at=now(), host=host, proc_root=proc_root)
         taken += 1
         # the pace is kept although a sample takes time itself
