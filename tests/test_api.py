@@ -75,6 +75,12 @@ def test_a_record_says_in_one_line_what_it_is(records: dict[str, Any], name: str
     assert len(text) <= 200, text
 
 
+def test_what_an_answer_holds_is_one_line_too(records: dict[str, Any]) -> None:
+    question = records["plan"].question
+    for part in (question, question.config, question.geometry):
+        assert len(repr(part)) <= 200
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_record_is_shown_as_a_table_or_a_block(records: dict[str, Any], name: str) -> None:
     text = records[name]._repr_markdown_()

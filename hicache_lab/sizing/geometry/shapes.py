@@ -210,6 +210,9 @@ class ModelGeometry:
         """Whether --hicache-size can size its host pools; DeepSeek-V4's pages take a ratio only."""
         return self.kind != "dsv4"
 
+    def __repr__(self) -> str:
+        return f"ModelGeometry({self.name}: {self.kind}, {self.num_layers} layers, {self.confidence})"
+
     @property
     def num_layers(self) -> int:
         """Target layers, caches or not; draft layers are not among them."""
