@@ -14,8 +14,8 @@ from typing import Any
 from hicache_lab.base.secrets import redact
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.batch import BOOLEANS, is_integer, parse_batch
-from hicache_lab.forensics.logs.patterns import LINES, QUOTING, exception_of, match_message, unwrap
 from hicache_lab.forensics.logs.prefix import Head, records
+from hicache_lab.forensics.logs.statements import QUOTING, STATEMENTS, exception_of, match_message, unwrap
 
 # what containers, schedulers and the kernel log put before a line that has no prefix of its own
 _OUTER = re.compile(
@@ -183,7 +183,7 @@ class Assembler:
             return
         if "Traceback (most recent call last)" in head.message[-60:]:
             self._traces.append(_Trace(where, head.at, head.rank, None, head.message))
-        self._pending = _Pending(head, where, event, LINES.get(event.variant, 0) if event is not None else 0)
+        self._pending = _Pending(head, where, event, _lines_after(event))
         yield from ()
 
     def _bare(self, line: str, where: ev.SourceLine) -> Iterator[ev.Event]:
@@ -247,7 +247,7 @@ class Assembler:
             event = replace(event, process=event.process or (trace.process if trace else None))
         if trace is not None:
             trace.inside = False
-        self._pending = _Pending(head, where, event, max(1, LINES.get(event.variant, 0) if event else 0))
+        self._pending = _Pending(head, where, event, max(1, _lines_after(event)))
 
     def _join(self, stripped: str, line: str) -> bool:
         """Try the line as the rest of the record before it; true if it was taken."""
@@ -300,20 +300,15 @@ class Assembler:
             message = common["text"] = redact(message)
             args, launch = read_server_args(message) or ({}, None)
             return ev.ServerArgs(**common, variant="server_args", args=MappingProxyType(args), launch=launch)
-        if (batch := self._batch(message, common, cut)) is not None:
-            return batch
-        match = match_message(message)
-        if match is None and (inner := unwrap(message)) != message:
-            message = common["text"] = inner
+        for unwrapped in dict.fromkeys((message, unwrap(message))):
+            message = common["text"] = unwrapped
             if (batch := self._batch(message, common, cut)) is not None:
                 return batch
-            match = match_message(message)
-        if match is not None:
-            return _built(match[0].event, match[0].variant, dict(match[1]), common)
+            if (match := match_message(message)) is not None:
+                return match[0].event(**common, variant=match[0].variant, **match[1])
         if (exception := exception_of(message)) is not None:
-            inner_match = match_message(exception[1])
-            if inner_match is not None:
-                return _built(inner_match[0].event, inner_match[0].variant, dict(inner_match[1]), common)
+            if (match := match_message(exception[1])) is not None:
+                return match[0].event(**common, variant=match[0].variant, **match[1])
             return ev.Failure(**common, variant="exception", exception=exception[0], message=exception[1])
         if not cut and len(whole_message) < 200 and len(self._silent) < 4096:
             self._silent.add(whole_message)
@@ -378,24 +373,6 @@ def _keeps_every_value(event: ev.Event, before: ev.Event) -> bool:
     return kept and (not isinstance(before, ev.Batch) or before.other.keys() <= getattr(event, "other", {}).keys())
 
 
-def _built(kind: type[ev.Event], variant: str, values: dict[str, Any], common: dict[str, Any]) -> ev.Event:
-    if values.get("pool", "") is None:
-        del values["pool"]
-    if isinstance(pool := values.get("pool"), str):
-        values["pool"] = _pool_name(pool)
-    if kind is ev.TokenShortage:
-        values["phase"] = values["phase"].lower()
-    if kind is ev.Milestone and variant.startswith("graph_") and values.get("label") is None:
-        values["label"] = "target"
-    allowed = {f.name for f in fields(kind)}
-    return kind(**common, variant=variant, **{name: value for name, value in values.items() if name in allowed})
-
-
-def _pool_name(printed: str) -> str:
-    """``"NSA"`` → ``nsa_indexer``, ``"V4 paged pool 'c4'"`` → ``v4:c4``; other names in lower case."""
-    named = re.match(r"V4 (?:paged|state) pool ?'?([^']*)'?$", printed)
-    if named:
-        return f"v4:{named[1]}"
-    words = printed.lower().removesuffix(" hierarchical cache").replace("hierarchical ", "").split()
-    name = "_".join(words)
-    return {"nsa": "nsa_indexer", "dsa": "dsa_indexer", "target": "kv", "full": "full"}.get(name, name)
+def _lines_after(event: ev.Event | None) -> int:
+    """How many lines without a prefix may follow a statement."""
+    return STATEMENTS[event.variant].lines if event is not None and event.variant in STATEMENTS else 0

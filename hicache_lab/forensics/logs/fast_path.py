@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_lab.forensics.logs.assemble import is_only_a_prefix
-from hicache_lab.forensics.logs.batch import COLUMNS, column_of, is_integer
+from hicache_lab.forensics.logs.batch import column_of, is_integer
 from hicache_lab.forensics.logs.events import Rank
 from hicache_lab.forensics.logs.fast_path_loops import (
     ACCESSES,
@@ -37,6 +37,7 @@ from hicache_lab.forensics.logs.fast_path_loops import (
     read_lines,
 )
 from hicache_lab.forensics.logs.prefix import rank_of
+from hicache_lab.forensics.logs.statements import BATCH_COLUMNS
 
 _DATED = re.compile(rb"\[....-")
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
@@ -138,8 +139,8 @@ class FastPath:
         self._others = np.zeros((self.others_max, 5), np.int64)
         self._accesses = np.zeros(self.others_max, np.int64)
         # keys that name the same column share a number: a line with two of them is handed back
-        self._key_names = list(dict.fromkeys(COLUMNS.values()))
-        for key, name in COLUMNS.items():
+        self._key_names = list(dict.fromkeys(BATCH_COLUMNS.values()))
+        for key, name in BATCH_COLUMNS.items():
             at = self._insert(self._key_table, key.encode())
             self._key_of[at] = self._key_names.index(name)
         self._known[: len(self._key_names)] = 1
