@@ -233,9 +233,9 @@ def reading_json(reading: source.Reading) -> dict[str, Any]:
     era = reading.era
     primary = _constructor_json(reading.primary)
     return {
-        "path": reading.label,
-        "kind": reading.kind,
-        "version": reading.version,
+        "path": reading.tree.label,
+        "kind": reading.tree.kind,
+        "version": reading.tree.version,
         "matches": reading.matches,
         "era": era.name if era else None,
         "releases": list(era.releases) if era else [],
@@ -249,18 +249,18 @@ def reading_json(reading: source.Reading) -> dict[str, Any]:
         },
         "differences": [
             {
-                "fact": difference.name,
+                "fact": difference.fact.name,
                 "owner": difference.owner or None,
-                "source": difference.found,
+                "source": difference.fact.value,
                 "rules": difference.expected,
-                "says": difference.says,
-                **_place(difference.line),
+                "says": difference.fact.says,
+                **_place(difference.fact.line),
             }
             for difference in reading.differences
         ],
         "contradiction": reading.contradiction,
         "warning": reading.warning,
-        "notes": list(reading.notes),
+        "notes": [f"not parsed: {note}" for note in reading.tree.unreadable],
     }
 
 
@@ -268,7 +268,7 @@ def reading_lines(reading: source.Reading) -> list[str]:
     """The reading for a terminal; file text is the tree's own and stands quoted, line by line."""
     one, era = reading.primary, reading.era
     lines = [
-        f"sglang {reading.version or '(version not stated)'}  {reading.kind} {reading.label}",
+        f"sglang {reading.tree.version or '(version not stated)'}  {reading.tree.kind} {reading.tree.label}",
         f"host-pool constructor: class {one.class_name}  {one.where}",
         f"  {one.signature}",
     ]
@@ -291,5 +291,6 @@ def reading_lines(reading: source.Reading) -> list[str]:
         lines.append("  do not trust sizes computed for a release: read these lines, or ask whoever changed them")
     if reading.contradiction:
         lines.append(f"BUT  {reading.contradiction}")
-    lines += [f"note: {note}" for note in ([reading.warning] if reading.warning else []) + list(reading.notes)]
-    return lines
+    if reading.warning:
+        lines.append(f"note: {reading.warning}")
+    return [*lines, *(f"note: not parsed: {note}" for note in reading.tree.unreadable)]

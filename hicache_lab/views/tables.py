@@ -170,7 +170,7 @@ def reading_rows(reading: Reading | None) -> Rows:
     """What an SGLang tree's own host-pool code does, one row a fact, differing ones first; () without a tree."""
     if reading is None:
         return []
-    differs = {one.name: one.expected for one in reading.differences}
+    differs = {one.fact.name: one.expected for one in reading.differences}
     rows = [
         {
             "fact": name,

@@ -128,7 +128,7 @@ def test_one_change_is_said_loudly_with_its_line(tmp_path, fact, parts, machine,
     reading = source.read_source(source.open_tree(root))
     assert reading.era is None
     assert not reading.matches
-    assert fact in {difference.name for difference in reading.differences}
+    assert fact in {difference.fact.name for difference in reading.differences}
     assert main(["read-source", str(root)]) == 3
     out = capsys.readouterr().out
     assert "NO MATCH" in out
@@ -156,7 +156,7 @@ def test_every_change_of_a_helper_is_seen_where_it_stands(tmp_path) -> None:
 
 def stands_on(mutant: Mutant, difference: source.Difference) -> bool:
     # a statement that is gone is said at the next one; an expression of a statement at the statement's first line
-    at = difference.line
+    at = difference.fact.line
     return at is not None and at.file.endswith("machine.py") and mutant.first - 3 <= at.number <= mutant.last + 1
 
 
@@ -192,7 +192,7 @@ def test_a_helper_of_another_era_or_of_none_is_no_match(tmp_path) -> None:
     exact = I_ERA | {"signature": PARTS["signature"] + ", host_token_capacity=None"}
     reading = read(tmp_path / "older", exact, NO_CACHE, version="0.5.23", more=AUTO)
     assert ("helper _cgroup_memory_headroom", "as in 0.5.21", "as in 0.5.22") in {
-        (d.name, d.found, d.expected) for d in reading.differences
+        (d.fact.name, d.fact.value, d.expected) for d in reading.differences
     }
     unknown = MACHINE_PARTS | GROUPS | {"view": "seen_twice() if twice else seen()"}
     assert not read(tmp_path / "more", I_ERA, unknown, version="0.5.22", more=AUTO).matches
@@ -200,7 +200,7 @@ def test_a_helper_of_another_era_or_of_none_is_no_match(tmp_path) -> None:
     file = root / "sglang/srt/mem_cache/machine.py"
     file.write_text(file.read_text() + "\nneighbours = lambda: 1\n")
     [difference] = source.read_source(source.open_tree(root)).differences
-    assert (difference.name, difference.found) == ("helper neighbours", UNRECOGNISED)
+    assert (difference.fact.name, difference.fact.value) == ("helper neighbours", UNRECOGNISED)
 
 
 def test_the_recorded_helpers_cover_what_the_rules_say(monkeypatch) -> None:
@@ -253,9 +253,9 @@ CHECKED_OTHERWISE = [
 def test_a_quantity_written_in_another_way_is_no_match(tmp_path, write_) -> None:
     reading = read(tmp_path, {"not_larger": f"{write_}\n        {PARTS['not_larger']}"}, NO_CACHE)
     assert not reading.matches
-    [difference] = [difference for difference in reading.differences if difference.name == "unread"]
-    assert difference.line is not None
-    assert difference.line.text.split()[0] == write_.split()[0] or "self.size = 5" in difference.line.text
+    [difference] = [difference for difference in reading.differences if difference.fact.name == "unread"]
+    assert difference.fact.line is not None
+    assert difference.fact.line.text.split()[0] == write_.split()[0] or "self.size = 5" in difference.fact.line.text
 
 
 @pytest.mark.parametrize(("fact", "below", "before"), CHECKED_OTHERWISE)
@@ -304,8 +304,13 @@ class PagedHost:
     more = {"sglang/srt/mem_cache/side.py": side, "sglang/srt/mem_cache/paged.py": other}
     reading = read(tmp_path, {}, NO_CACHE, more=more)
     assert {one.class_name for one in reading.others} == {"StateHost", "PagedHost"}
-    assert {(d.owner, d.name) for d in reading.differences} == {("StateHost", "reserve_bytes"), ("PagedHost", "guard")}
-    assert all(d.line is not None and d.line.file.endswith(("side.py", "paged.py")) for d in reading.differences)
+    assert {(d.owner, d.fact.name) for d in reading.differences} == {
+        ("StateHost", "reserve_bytes"),
+        ("PagedHost", "guard"),
+    }
+    assert all(
+        d.fact.line is not None and d.fact.line.file.endswith(("side.py", "paged.py")) for d in reading.differences
+    )
 
 
 def test_one_host_copy_per_group_is_noticed(tmp_path) -> None:
@@ -315,8 +320,8 @@ def test_one_host_copy_per_group_is_noticed(tmp_path) -> None:
     caller = "from x import maybe_create_shared_context\ncontext = maybe_create_shared_context()\n"
     reading = read(tmp_path / "b", {}, NO_CACHE, more=more | {"sglang/srt/mem_cache/caller.py": caller})
     [difference] = reading.differences
-    assert (difference.name, difference.found) == ("host_copies", "one per group")
-    assert str(difference.line) == "sglang/srt/mem_cache/caller.py:2"
+    assert (difference.fact.name, difference.fact.value) == ("host_copies", "one per group")
+    assert str(difference.fact.line) == "sglang/srt/mem_cache/caller.py:2"
 
 
 def test_a_wheel_and_the_json(tmp_path, capsys) -> None:
@@ -354,7 +359,7 @@ def test_unparsable_files_are_noted_and_do_not_stop_the_reading(tmp_path) -> Non
     }
     reading = read(tmp_path, {}, NO_CACHE, more=more)
     assert reading.matches
-    assert len(reading.notes) == 3
+    assert len(reading.tree.unreadable) == 3
 
 
 def test_what_is_no_source_tree(tmp_path, monkeypatch, capsys) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from hicache_lab.sglang.source.check import GUARD_WORDS, read_check, refusal, says_refusal
 from hicache_lab.sglang.source.facts import UNRECOGNISED, Constructor, Fact, normal_form
-from hicache_lab.sglang.source.symbols import Scope, number, own_name, walk
+from hicache_lab.sglang.source.symbols import KEPT, Scope, definition, number, own_name, walk
 from hicache_lab.sglang.source.tree import Line, Module, Tree
-from hicache_lab.sglang.source.writes import unread_writes, way_round
 
 RATIO = "host_to_device_ratio"
 
@@ -79,8 +78,8 @@ def read_constructor(module: Module, owner: ast.ClassDef, init: ast.FunctionDef)
     """Read one constructor, with the methods of its class that it calls."""
     pool = Constructor(owner.name, f"({ast.unparse(init.args)})", module.line(init))
     parameters = {argument.arg for argument in [*init.args.args, *init.args.kwonlyargs]}
-    pool.state(Fact("has_size_flag", "host_size" in parameters, line=module.line(init)))
-    pool.state(Fact("draft_exact", "host_token_capacity" in parameters, line=module.line(init)))
+    pool.state(Fact("has_size_flag", "host_size" in parameters, line=pool.where))
+    pool.state(Fact("draft_exact", "host_token_capacity" in parameters, line=pool.where))
     functions, followed, check = [init], set(), None
     for statement, scope in _with_methods(owner, init, Scope(module), functions):
         followed.add(id(statement))
@@ -89,7 +88,12 @@ def read_constructor(module: Module, owner: ast.ClassDef, init: ast.FunctionDef)
         read_check(pool, statement, scope, REQUESTED)
         check = statement if refusal(statement) is not None else check
     _unread(pool, module, functions, followed, check)
-    _absences(pool, module.line(init))
+    for absent, value in [("rounding", "none"), ("not_larger", "none"), ("guard", "absent")]:
+        if absent not in pool.facts:
+            pool.state(Fact(absent, value, "nothing of the kind was found", pool.where))
+    if pool.facts["has_size_flag"].value and "size_unit_bytes" not in pool.facts:
+        pool.state(Fact("size_unit_bytes", UNRECOGNISED, "no tokens are made of host_size", pool.where))
+    pool.facts.setdefault("pp_stages_share_tokens", Fact("pp_stages_share_tokens", False))
     pool.sizing.sort(key=lambda line: (line.file, line.number))
     pool.guard.sort(key=lambda line: (line.file != module.path, line.file, line.number))
     return pool
@@ -98,18 +102,72 @@ def read_constructor(module: Module, owner: ast.ClassDef, init: ast.FunctionDef)
 def _unread(
     pool: Constructor, module: Module, functions: list[ast.FunctionDef], followed: set[int], check: ast.stmt | None
 ) -> None:
-    """State what is not followed: a guess would be a false match."""
+    """State what is not followed: a guess would be a false match.
+
+    `symbols` follows plain assignments and branches. A quantity that is also written in another way (in a loop, by a
+    ``match``, by ``setattr``, in an exception's handler), or a check that need not be reached, is reported.
+    """
     for loop in (n for function in functions for n in ast.walk(function) if isinstance(n, ast.For | ast.While)):
         followed -= {id(node) for node in ast.walk(loop)}
-    test = check.test if isinstance(check, ast.If) else None
-    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)} if test is not None else set()
-    for node in unread_writes(functions, followed, names):
-        line = module.line(node)
-        pool.state(Fact("unread", UNRECOGNISED, line.text, line))
-    around = way_round(check, functions) if check is not None else None
+    test = check.test if isinstance(check, ast.If) else ast.Pass()
+    names = KEPT | {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+    rows_set = 0
+    for function in functions:
+        nodes = list(ast.walk(function))
+        local = {id(node.target) for node in nodes if isinstance(node, ast.comprehension)}
+        read = {id(target) for node in nodes for target in _read_targets(node, is_followed=id(node) in followed)}
+        for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
+            name = _written(node)
+            if name not in names or id(node) in local:
+                continue
+            rows_set += name == "size_per_token"
+            if id(node) not in read or (name == "size_per_token" and rows_set > 1):
+                line = module.line(node)
+                pool.state(Fact("unread", UNRECOGNISED, line.text, line))
+    around = _way_round(check, functions) if check is not None else None
     if around is not None:
         line = module.line(around)
         pool.state(Fact("check_reached", UNRECOGNISED, line.text, line))
+
+
+def _written(node: ast.AST) -> str | None:
+    """The name that a node binds or deletes: a target, an import, or ``x`` of ``setattr(self, "x", …)``."""
+    match node:
+        case ast.Name(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store() | ast.Del()):
+            return own_name(node)
+        case ast.alias(name=name, asname=alias):
+            return (alias or name).split(".")[0]
+        case ast.Call(func=func, args=args) if ast.unparse(func).split(".")[-1] in ("setattr", "__setattr__"):
+            constants = [word.value for word in args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+            return constants[0] if constants else None
+    return None
+
+
+def _read_targets(node: ast.AST, *, is_followed: bool) -> list[ast.expr]:
+    """The targets of a statement whose values the facts are made of; a parameter is what was given."""
+    match node:
+        case ast.AnnAssign(target=target, value=None):
+            return [target]
+        case ast.Assign(targets=targets) if not any(isinstance(target, ast.Tuple | ast.List) for target in targets):
+            kept = KEPT
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            targets, kept = [target], frozenset({"size"} if isinstance(node, ast.AugAssign) else ())
+        case _:
+            return []
+    plain = [t for t in targets if own_name(t) not in KEPT or (isinstance(t, ast.Attribute) and t.attr in kept)]
+    return plain if is_followed else []
+
+
+def _way_round(check: ast.stmt, functions: list[ast.FunctionDef]) -> ast.AST | None:
+    """What lets the check be passed by: a statement that it stands in, or a return before it; None when nothing."""
+    for function in functions:
+        for statement in function.body:
+            if any(node is check for node in ast.walk(statement)):
+                return None if statement is check else statement
+            returns = [node for node in ast.walk(statement) if isinstance(node, ast.Return)]
+            if returns and any(node is check for node in ast.walk(function)):
+                return returns[0]
+    return None
 
 
 def _with_methods(
@@ -129,19 +187,23 @@ def _with_methods(
 
 
 def _size(pool: Constructor, statement: ast.stmt, scope: Scope) -> None:
-    module = scope.module
-    if isinstance(statement, ast.If) and _sets_size(statement):
-        _size_condition(pool, statement, scope)
-    if isinstance(statement, ast.Assign) and any(_is_self(t, "page_size") for t in statement.targets):
-        text = scope.text(statement.value)
-        pool.state(Fact("page_size", "page" if text in PAGE_SIZES else UNRECOGNISED, text, module.line(statement)))
-        pool.sizing.append(module.line(statement))
-    if isinstance(statement, ast.Assign) and any(_is_self(t, "page_num") for t in statement.targets):
-        pool.sizing.append(module.line(statement))
+    line = scope.module.line(statement)
+    if isinstance(statement, ast.If) and any(_new_size(n) is not None for n in statement.body):
+        if "host_size" in ast.unparse(statement.test):
+            text = scope.text(statement.test)
+            pool.sizing.append(line)
+            known = text in ("host_size > 0", "0 < host_size")
+            pool.state(Fact("size_when", "above 0" if known else UNRECOGNISED, text, line))
+    elif isinstance(statement, ast.Assign):
+        if any(_is_self(target, "page_size") for target in statement.targets):
+            text = scope.text(statement.value)
+            pool.state(Fact("page_size", "page" if text in PAGE_SIZES else UNRECOGNISED, text, line))
+            pool.sizing.append(line)
+        if any(_is_self(target, "page_num") for target in statement.targets):
+            pool.sizing.append(line)
     value = _new_size(statement)
     if value is None:
         return
-    line = module.line(statement)
     pool.sizing.append(line)
     if "host_size" in ast.unparse(value):
         _tokens_by_size(pool, value, scope, line)
@@ -153,30 +215,15 @@ def _size(pool: Constructor, statement: ast.stmt, scope: Scope) -> None:
     elif text == "host_token_capacity" and pool.facts["draft_exact"].value:
         pool.state(Fact("capacity", "as given", text, line))
     elif RATIO in text:
-        pool.state(Fact("ratio_tokens", _ratio_form(meaning), text, line))
+        form = UNRECOGNISED
+        match meaning:
+            case ast.Call(func=ast.Name(id="int"), args=[ast.BinOp(left=left, op=ast.Mult(), right=right)]):
+                sides = {ast.unparse(left), ast.unparse(right)}
+                if RATIO in sides and len(sides) == 2 and number(left) is None and number(right) is None:
+                    form = "device tokens × ratio, cut"
+        pool.state(Fact("ratio_tokens", form, text, line))
     else:
         pool.state(Fact("rounding", UNRECOGNISED, text, line))
-
-
-def _sets_size(statement: ast.If) -> bool:
-    sets = any(isinstance(n, ast.Assign) and _new_size(n) is not None for n in statement.body)
-    return sets and "host_size" in ast.unparse(statement.test)
-
-
-def _size_condition(pool: Constructor, statement: ast.If, scope: Scope) -> None:
-    line, text = scope.module.line(statement), scope.text(statement.test)
-    pool.sizing.append(line)
-    known = {"host_size > 0", "0 < host_size"}
-    pool.state(Fact("size_when", "above 0" if text in known else UNRECOGNISED, text, line))
-
-
-def _ratio_form(meaning: ast.expr) -> str:
-    match meaning:
-        case ast.Call(func=ast.Name(id="int"), args=[ast.BinOp(left=left, op=ast.Mult(), right=right)]):
-            sides = {ast.unparse(left), ast.unparse(right)}
-            if RATIO in sides and len(sides) == 2 and all(number(side) is None for side in (left, right)):
-                return "device tokens × ratio, cut"
-    return UNRECOGNISED
 
 
 def _tokens_by_size(pool: Constructor, value: ast.expr, scope: Scope, line: Line) -> None:
@@ -184,7 +231,15 @@ def _tokens_by_size(pool: Constructor, value: ast.expr, scope: Scope, line: Line
     shared: str | bool = False
     match value:
         case ast.Call(func=ast.Name(id=name), args=[inner, *_]) if name not in ("int", "round", "ceil"):
-            shared, value = _sharing(scope, name), inner
+            home, key = definition(scope.module, name)
+            sharing = home.functions.get(key) if home else None
+            reductions = {
+                node.attr
+                for node in (ast.walk(sharing) if sharing else ())
+                if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("ReduceOp")
+            }
+            # whether the named function takes the smallest of the stages
+            shared, value = reductions == {"MIN"} or UNRECOGNISED, inner
     meaning = scope.meaning(value)
     text = ast.unparse(meaning)
     unit: float | int | None = None
@@ -202,27 +257,6 @@ def _tokens_by_size(pool: Constructor, value: ast.expr, scope: Scope, line: Line
             unit = number(factor)
     pool.state(Fact("size_unit_bytes", UNRECOGNISED if unit is None else unit, text, line))
     pool.state(Fact("pp_stages_share_tokens", shared, ast.unparse(value), line))
-
-
-def _sharing(scope: Scope, name: str) -> str | bool:
-    """Whether the named function takes the smallest of the stages."""
-    module = scope.module
-    for _ in range(4):
-        if name in module.functions:
-            reductions = {
-                node.attr
-                for node in ast.walk(module.functions[name])
-                if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("ReduceOp")
-            }
-            return True if reductions == {"MIN"} else UNRECOGNISED
-        if name not in module.imports:
-            break
-        source, name = module.imports[name]
-        behind = module.tree.find(source)
-        if behind is None:
-            break
-        module = behind
-    return UNRECOGNISED
 
 
 def _not_larger(pool: Constructor, statement: ast.stmt, scope: Scope) -> None:
@@ -247,12 +281,3 @@ def _not_larger(pool: Constructor, statement: ast.stmt, scope: Scope) -> None:
     line = scope.module.line(statement)
     pool.sizing.append(line)
     pool.state(Fact("not_larger", kind, text, line))
-
-
-def _absences(pool: Constructor, line: Line) -> None:
-    for name, value in [("rounding", "none"), ("not_larger", "none"), ("guard", "absent")]:
-        if name not in pool.facts:
-            pool.state(Fact(name, value, "nothing of the kind was found", line))
-    if pool.facts["has_size_flag"].value and "size_unit_bytes" not in pool.facts:
-        pool.state(Fact("size_unit_bytes", UNRECOGNISED, "no tokens are made of host_size", line))
-    pool.facts.setdefault("pp_stages_share_tokens", Fact("pp_stages_share_tokens", False))

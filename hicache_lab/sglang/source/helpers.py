@@ -60,12 +60,6 @@ def expected_helpers(rules: ReleaseRules) -> dict[str, str]:
     return expected
 
 
-def helper_facts(lines: Iterable[tuple[Module, Line]]) -> Iterator[Fact]:
-    """One fact for each helper that is called from the given lines and that `symbols` does not follow."""
-    for module, function in reached(lines):
-        yield _fact(module, function)
-
-
 def reached(lines: Iterable[tuple[Module, Line]]) -> Iterator[tuple[Module, ast.FunctionDef]]:
     """The functions below the given lines, without plain arithmetic unless something else stands above it."""
     pending = [
@@ -120,7 +114,7 @@ def _is_log(statement: ast.stmt) -> bool:
     return False
 
 
-def _fact(module: Module, function: ast.FunctionDef) -> Fact:
+def helper_fact(module: Module, function: ast.FunctionDef) -> Fact:
     """Which release's form a helper has, or where it first differs from the form that is nearest."""
     name = PREFIX + function.name
     rows = fingerprint(module, function)

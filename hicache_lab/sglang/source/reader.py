@@ -12,8 +12,8 @@ from hicache_lab.base.units import GB
 from hicache_lab.sglang.releases import RESERVE_BYTES, VERIFIED, ReleaseRules, rules_for
 from hicache_lab.sglang.source.constructor import checks, constructors, read_constructor
 from hicache_lab.sglang.source.facts import UNRECOGNISED, Constructor, Fact
-from hicache_lab.sglang.source.helpers import expected_helpers, fingerprint, helper_facts, reached
-from hicache_lab.sglang.source.tree import Line, Module, Tree
+from hicache_lab.sglang.source.helpers import expected_helpers, fingerprint, helper_fact, reached
+from hicache_lab.sglang.source.tree import Module, Tree
 from hicache_lab.sglang.source.tree_facts import tree_facts
 
 Value = str | int | float | bool
@@ -51,6 +51,12 @@ MEANING = {
     "unread": "the quantities are also written in a way that is not followed",
     "check_reached": "the check can be passed by",
 }
+# facts that follow from a release's rules, most of them under the same name
+_OF_RULES = (
+    *("has_size_flag", "rounding", "mla_bytes_count_layers", "mha_counts_v_head_dim", "not_larger", "shown"),
+    *("pp_stages_share_tokens", "guard_divides_by_ranks", "guard_reads_cgroup", "cgroup_credits_page_cache"),
+    *("auto_size", "draft_exact", "host_copies"),
+)
 # facts that only the whole tree, not a side pool's constructor, can state
 _OF_TREE = ("mla_bytes_count_layers", "mha_counts_v_head_dim", "cgroup_credits_page_cache", "auto_size", "host_copies")
 _OF_SIZE = ("size_unit_bytes", "size_when")
@@ -59,25 +65,9 @@ _PRIMARY_ONLY = ("draft_exact", "not_larger", "page_size")
 
 def rule_facts(rules: ReleaseRules) -> dict[str, Value]:
     """A release's rules in the words of the facts that a source tree shows."""
-    return (
-        ALWAYS
-        | {
-            "has_size_flag": rules.has_size_flag,
-            "rounding": rules.rounding,
-            "mla_bytes_count_layers": rules.mla_bytes_count_layers,
-            "mha_counts_v_head_dim": rules.v_head_dim == "counted",
-            "not_larger": rules.not_larger,
-            "shown": rules.shown,
-            "pp_stages_share_tokens": rules.pp_stages_share_tokens,
-            "guard_divides_by_ranks": rules.guard_divides_by_ranks,
-            "guard_reads_cgroup": rules.guard_reads_cgroup,
-            "cgroup_credits_page_cache": rules.cgroup_credits_page_cache,
-            "auto_size": rules.auto_size,
-            "draft_exact": rules.draft_exact,
-            "host_copies": "one per rank",
-        }
-        | expected_helpers(rules)
-    )
+    derived: dict[str, Value] = {"mha_counts_v_head_dim": rules.v_head_dim == "counted", "host_copies": "one per rank"}
+    own = {name: derived[name] if name in derived else getattr(rules, name) for name in _OF_RULES}
+    return ALWAYS | own | expected_helpers(rules)
 
 
 @dataclass(frozen=True)
@@ -111,27 +101,22 @@ class Difference:
     """Something the source does otherwise than the nearest era's rules.
 
     Attributes:
-        name: the fact, a key of `MEANING`.
-        found: what the source does.
+        fact: what the source does; its name is a key of `MEANING`.
         expected: what the rules say.
-        says: the source's own expression.
-        line: where it stands, when it stands somewhere.
         owner: the class it belongs to; empty for the whole tree.
     """
 
-    name: str
-    found: Value
+    fact: Fact
     expected: Value
-    says: str
-    line: Line | None
     owner: str = ""
 
     def __str__(self) -> str:
-        place = f"{self.line}: " if self.line else ""
-        said = f" [{self.says}]" if self.says else ""
+        fact = self.fact
+        place = f"{fact.line}: " if fact.line else ""
+        says = f" [{fact.says}]" if fact.says else ""
         owner = f" in {self.owner}" if self.owner else ""
-        meaning = MEANING.get(self.name, self.name)
-        return f"{place}{meaning}{owner}: the source has {self.found!r}{said}, the rules have {self.expected!r}"
+        meaning = MEANING.get(fact.name, fact.name)
+        return f"{place}{meaning}{owner}: the source has {fact.value!r}{says}, the rules have {self.expected!r}"
 
 
 @dataclass(frozen=True)
@@ -139,26 +124,20 @@ class Reading:
     """What `read_source` found.
 
     Attributes:
-        label: the tree that was read.
-        kind: folder, wheel or installed.
-        version: what the tree calls itself.
+        tree: what was read; what could not be parsed is in its ``unreadable``.
         primary: the host-pool constructor that the others build on.
         others: further constructors that size a pool of their own.
         facts: everything stated, by name.
         nearest: the era whose rules fit best.
         differences: empty when they fit.
-        notes: what a reader should know beside that.
     """
 
-    label: str
-    kind: str
-    version: str | None
+    tree: Tree
     primary: Constructor
     others: tuple[Constructor, ...]
     facts: dict[str, Fact]
     nearest: Era
     differences: tuple[Difference, ...]
-    notes: tuple[str, ...]
 
     @property
     def era(self) -> Era | None:
@@ -168,20 +147,21 @@ class Reading:
     @property
     def warning(self) -> str | None:
         """Said when the release that the tree calls itself was not examined."""
+        version = self.tree.version
         try:
-            return rules_for(self.version).warning if self.version else "the tree does not say its version"
+            return rules_for(version).warning if version else "the tree does not say its version"
         except UnknownFact as error:
             return str(error)
 
     @property
     def contradiction(self) -> str | None:
         """Said when the code follows the rules of another era than the release that the tree calls itself."""
-        stated = _stated_era(self.version)
+        stated = _stated_era(self.tree.version)
         if self.era is None or stated in (None, self.era.name):
             return None
         own = next(era for era in eras() if era.name == stated)
         changed = "; ".join(str(difference) for difference in _compare(self.facts, own))
-        return f"the tree calls itself {self.version}, which is {own}, but its code follows {self.era}: {changed}"
+        return f"the tree calls itself {self.tree.version}, which is {own}, but its code follows {self.era}: {changed}"
 
     @property
     def matches(self) -> bool:
@@ -202,47 +182,34 @@ def read_source(tree: Tree) -> Reading:
     Raises:
         InputError: the tree has no host-pool constructor.
     """
-    found = _sized(tree)
-    if not found:
+    sized, checked = _pools(tree)
+    if not sized:
         unparsed = "; could not be parsed: " + "; ".join(tree.unreadable[:3]) if tree.unreadable else ""
         raise InputError(
             f"{tree.label}: no host-pool constructor found in {len(tree.paths)} Python files (a class whose "
             f"__init__ takes host_to_device_ratio and sets its size); SGLang has one from 0.4.4 on{unparsed}"
         )
-    primary = max(found, key=lambda one: _children(tree, one.class_name))
-    others = (*(one for one in found if one is not primary), *_checked(tree, found))
-    facts = dict(primary.facts)
-    for fact in (*tree_facts(tree), *helper_facts(_called_from(tree, [primary, *others]))):
-        facts[fact.name] = fact
-    nearest = _nearest(facts, tree.version)
-    differences = [*_compare(facts, nearest), *_compare_others(others, nearest)]
-    return Reading(
-        tree.label,
-        tree.kind,
-        tree.version,
-        primary,
-        others,
-        facts,
-        nearest,
-        tuple(differences),
-        tuple(f"not parsed: {note}" for note in tree.unreadable),
-    )
+    primary = max(sized, key=lambda one: _children(tree, one.class_name))
+    others = (*(one for one in sized if one is not primary), *checked)
+    helpers = (helper_fact(module, function) for module, function in _helpers(tree, [primary, *others]))
+    facts = primary.facts | {fact.name: fact for fact in (*tree_facts(tree), *helpers)}
+    # the era with the fewest differences; among equals the one the tree calls itself
+    stated = _stated_era(tree.version)
+    nearest = min(eras(), key=lambda era: (len(list(_compare(facts, era))), era.name != stated))
+    differences = (*_compare(facts, nearest), *_compare_others(others, nearest))
+    return Reading(tree, primary, others, facts, nearest, differences)
 
 
-def _sized(tree: Tree) -> list[Constructor]:
-    return [read_constructor(module, owner, init) for module, owner, init in constructors(tree)]
+def _pools(tree: Tree) -> tuple[list[Constructor], list[Constructor]]:
+    """The constructors that size a pool, and the checks of pools that are sized elsewhere."""
+    sized = [read_constructor(module, owner, init) for module, owner, init in constructors(tree)]
+    return sized, list(checks(tree, {line for one in sized for line in one.guard}))
 
 
-def _checked(tree: Tree, sized: list[Constructor]) -> list[Constructor]:
-    return list(checks(tree, {line for one in sized for line in one.guard}))
-
-
-def _called_from(tree: Tree, pools: list[Constructor]) -> Iterator[tuple[Module, Line]]:
-    """The lines that size and check, each with its file: what they call is read too."""
-    for line in dict.fromkeys(line for one in pools for line in (*one.guard, *one.sizing)):
-        module = tree.module(line.file)
-        if module is not None:
-            yield module, line
+def _helpers(tree: Tree, pools: list[Constructor]) -> Iterator[tuple[Module, ast.FunctionDef]]:
+    """What the lines that size and check call."""
+    lines = dict.fromkeys(line for one in pools for line in (*one.guard, *one.sizing))
+    return reached((module, line) for line in lines if (module := tree.module(line.file)) is not None)
 
 
 def read_helpers(tree: Tree) -> dict[str, tuple[str, ...]]:
@@ -254,11 +221,10 @@ def read_helpers(tree: Tree) -> dict[str, tuple[str, ...]]:
     Returns:
         One hash a statement for each function that is not followed as plain arithmetic.
     """
-    sized = _sized(tree)
-    lines = _called_from(tree, [*sized, *_checked(tree, sized)])
+    sized, checked = _pools(tree)
     return {
         function.name: tuple(digest for digest, _ in fingerprint(module, function))
-        for module, function in reached(lines)
+        for module, function in _helpers(tree, sized + checked)
     }
 
 
@@ -268,12 +234,6 @@ def _stated_era(version: str | None) -> str | None:
         return rules_for(version).era if version else None
     except UnknownFact:
         return None
-
-
-def _nearest(facts: dict[str, Fact], version: str | None) -> Era:
-    """The era with the fewest differences; among equals the one the tree calls itself."""
-    stated = _stated_era(version)
-    return min(eras(), key=lambda era: (len(list(_compare(facts, era))), era.name != stated))
 
 
 def _children(tree: Tree, name: str) -> int:
@@ -290,12 +250,12 @@ def _compare(facts: dict[str, Fact], era: Era) -> Iterator[Difference]:
         if fact is None:
             optional = name == "page_size" or (name in _OF_SIZE and not era.facts["has_size_flag"])
             if name in ALWAYS and not optional:
-                yield Difference(name, "absent", expected, "", None)
+                yield Difference(Fact(name, "absent"), expected)
         elif fact.value != expected:
-            yield Difference(name, fact.value, expected, fact.says, fact.line)
+            yield Difference(fact, expected)
     for name in sorted(set(facts) - set(era.facts)):
         if facts[name].value == UNRECOGNISED:
-            yield Difference(name, UNRECOGNISED, "a known form", facts[name].says, facts[name].line)
+            yield Difference(facts[name], "a known form")
 
 
 def _compare_others(others: tuple[Constructor, ...], era: Era) -> Iterator[Difference]:
@@ -306,4 +266,4 @@ def _compare_others(others: tuple[Constructor, ...], era: Era) -> Iterator[Diffe
             fact = other.facts.get(name)
             if fact is None or fact.value == value or (name in _PRIMARY_ONLY and fact.value != UNRECOGNISED):
                 continue
-            yield Difference(name, fact.value, value, fact.says, fact.line, other.class_name)
+            yield Difference(fact, value, other.class_name)
