@@ -9,7 +9,7 @@ releases between them were read and compared (``READ_EQUAL``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
@@ -89,7 +89,6 @@ class ReleaseRules:
     # tokens of a host pool
     rounding: Rounding = "none"
     pp_stages_share_tokens: bool = False
-    host_capacity_overrides: bool = False
     # bytes per token
     mla_bytes_count_layers: bool = True
     v_head_dim: Literal["taken_as_head_dim", "separate_class", "counted"] = "taken_as_head_dim"
@@ -396,7 +395,6 @@ CHANGES: tuple[Change, ...] = (
         auto_size=True,
         decode_retraction_holds_a_request=True,
         default_host_memory_fraction=0.8,
-        host_capacity_overrides=True,
         pp_refuses_mtp=False,
         dcp_logs_logical_tokens=True,
     ),
@@ -421,10 +419,8 @@ CHANGES: tuple[Change, ...] = (
     ),
 )
 
-_KNOWN = {change for _, changes, _ in CHANGES for change in changes}
-assert {f.name for f in fields(ReleaseRules)} >= _KNOWN, "a change names a rule that does not exist"
 
-
+@lru_cache(maxsize=1024)
 def parse_version(text: str) -> Version:
     """A release as it is printed (``0.5.10.post1``, ``v0.5.8``, ``0.5.24.dev7+gabc``).
 

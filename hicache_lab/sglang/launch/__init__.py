@@ -4,7 +4,7 @@ from hicache_lab.sglang.launch.build import changed, launch_from_flags
 from hicache_lab.sglang.launch.command import parse_launch, parse_launches
 from hicache_lab.sglang.launch.config import Container, LaunchConfig, Rejection, flag_of
 from hicache_lab.sglang.launch.dump import parse_server_args
-from hicache_lab.sglang.launch.flags import flags_unknown_to, refusals
+from hicache_lab.sglang.launch.flags import refusals
 from hicache_lab.sglang.launch.render import render_launch
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Rejection",
     "changed",
     "flag_of",
-    "flags_unknown_to",
     "launch_from_flags",
     "parse_launch",
     "parse_launches",

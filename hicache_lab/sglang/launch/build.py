@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -11,9 +10,10 @@ from typing import Any
 
 from hicache_lab.base.errors import UsageError
 from hicache_lab.sglang.launch.config import FIELD_TYPES, FLAG_FIELDS, LaunchConfig, LaunchSource, flag_of
-from hicache_lab.sglang.launch.flags import known_flags, release
+from hicache_lab.sglang.launch.flags import known_flags
 from hicache_lab.sglang.launch.options import merge_config_file, read_options, typed_value
-from hicache_lab.sglang.launch.shell import ShellWord
+from hicache_lab.sglang.launch.shell import plain_words
+from hicache_lab.sglang.releases import parse_version
 
 # one way to size the host pool replaces the other
 _RIVALS = {"hicache_size": "hicache_ratio", "hicache_ratio": "hicache_size"}
@@ -35,9 +35,7 @@ def launch_from_flags(
         InputError: the ``--config`` file is missing or not a YAML mapping.
     """
     options = read_options(
-        [ShellWord(text, shlex.quote(text)) for text in argv],
-        None if sglang_version is None else release(sglang_version),
-        is_serve=False,
+        plain_words(argv), None if sglang_version is None else parse_version(sglang_version), is_serve=False
     )
     merge_config_file(options, base_dir)
     config = LaunchConfig(

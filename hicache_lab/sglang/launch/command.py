@@ -13,9 +13,16 @@ from packaging.version import Version
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.secrets import is_secret, redact
 from hicache_lab.sglang.launch.config import Container, LaunchConfig, LaunchSource, flag_of, inherits_environment
-from hicache_lab.sglang.launch.flags import release
 from hicache_lab.sglang.launch.options import merge_config_file, read_options
-from hicache_lab.sglang.launch.shell import ASSIGNMENT, Command, ShellWord, branches, clean_paste, read_commands
+from hicache_lab.sglang.launch.shell import (
+    ASSIGNMENT,
+    BRANCHES,
+    ShellWord,
+    assignments,
+    clean_paste,
+    plain_words,
+    read_commands,
+)
 from hicache_lab.sglang.launch.wrappers import (
     Wrapped,
     batch_script,
@@ -26,6 +33,7 @@ from hicache_lab.sglang.launch.wrappers import (
     slurm_step,
     systemd_unit,
 )
+from hicache_lab.sglang.releases import parse_version
 
 _MODULES = re.compile(r"(?:-m)?(?:sglang\.launch_server|sglang_router\.launch_server|dynamo\.sglang(\.\w+)*)")
 _OTHER_ENGINES = re.compile(
@@ -73,13 +81,10 @@ def parse_launch(
     launches = parse_launches(text, sglang_version=sglang_version, base_dir=base_dir, variables=variables)
     distinct = list(dict.fromkeys(launches))
     if len(distinct) > 1:
-        lines = "; ".join(f"{i}: {_short(one)}" for i, one in enumerate(distinct, 1))
+        heads = [" ".join(f"{flag_of(name)} {value}" for name, value in list(one.given())[:4]) for one in distinct]
+        lines = "; ".join(f"{number}: {head[:100]}" for number, head in enumerate(heads, 1))
         raise UsageError(f"{len(distinct)} different SGLang launches in this text; give one of them ({lines})")
     return distinct[0]
-
-
-def _short(config: LaunchConfig) -> str:
-    return " ".join(f"{flag_of(name)} {value}" for name, value in list(config.given())[:4])[:100]
 
 
 def parse_launches(
@@ -93,7 +98,7 @@ def parse_launches(
 
     Args and errors are those of ``parse_launch``, without the limit to one launch.
     """
-    version = None if sglang_version is None else release(sglang_version)
+    version = None if sglang_version is None else parse_version(sglang_version)
     known = dict(variables or {})
     notes: list[str] = []
     if isinstance(text, str):
@@ -102,7 +107,7 @@ def parse_launches(
         cleaned, notes = clean_paste(text)
         launches = _in_text(cleaned, known)
     else:
-        launches = _in_words(_plain_words(text), known)
+        launches = _in_words(plain_words(text), known)
     if not launches:
         raise UsageError(_nothing_found(text if isinstance(text, str) else shlex.join(text)))
     return tuple(replace(_config(one, version, base_dir, notes), sglang_version=sglang_version) for one in launches)
@@ -116,15 +121,11 @@ def _in_text(text: str, variables: Mapping[str, str]) -> list[_FoundLaunch]:
         return _in_wrapped(read_documents(text), variables)
     launches = _in_shell(text, variables)
     if not launches and (listed := dockerfile_argv(text)):
-        launches = _in_words(_plain_words(listed), variables)
+        launches = _in_words(plain_words(listed), variables)
     share = batch_script(text)
     for one in launches:
         one.container = one.container or share
     return launches
-
-
-def _plain_words(texts: Sequence[str]) -> list[ShellWord]:
-    return [ShellWord(text, shlex.quote(text)) for text in texts]
 
 
 def _nothing_found(text: str) -> str:
@@ -175,13 +176,9 @@ def _around(words: Sequence[ShellWord]) -> tuple[Container | None, dict[str, str
     """What the words before a launch set: the container's facts and the server's environment."""
     docker = docker_run([word.text for word in words])
     if docker is None:
-        return slurm_step([word.text for word in words]), _assignments(words)
-    return docker.container, dict(docker.env) | _assignments(words[docker.end :])
-
-
-def _assignments(words: Sequence[ShellWord]) -> dict[str, str]:
-    matches = (ASSIGNMENT.fullmatch(word.text) for word in words)
-    return {match[1]: match[2] for match in matches if match is not None}
+        return slurm_step([word.text for word in words]), assignments(words)
+    container, env, end = docker
+    return container, dict(env) | assignments(words[end:])
 
 
 def _in_shell(text: str, variables: Mapping[str, str], depth: int = 0) -> list[_FoundLaunch]:
@@ -190,27 +187,24 @@ def _in_shell(text: str, variables: Mapping[str, str], depth: int = 0) -> list[_
     launches: list[_FoundLaunch] = []
     for number, command in enumerate(commands):
         if command.words[0].text == "export":
-            exported |= _assignments(command.words)
+            exported |= assignments(command.words)
         for one in _in_words(command.words, {**variables, **exported}, depth):
-            if unsure := branches(commands[: number + 1]):
+            unsure = next((before for before in commands[: number + 1] if before.words[0].text in BRANCHES), None)
+            if unsure is not None:
                 one.notes.append(
-                    f"line {unsure[0]}: this text branches or loops; what it assigns is taken as if it ran"
+                    f"line {unsure.line}: this text branches or loops; what it assigns is taken as if it ran"
                 )
             if inherits_environment(one.container):
                 one.env = exported | one.env
-            _check_torn(commands[number + 1 : number + 2])
+            for following in commands[number + 1 : number + 2]:
+                # an option that starts a command: a comment or a lost backslash has cut the launch in two
+                if (first := following.words[0].text).startswith("--"):
+                    raise UsageError(
+                        f"line {following.line}: {first} stands alone: the line above ends the command "
+                        "(comment, missing backslash), so the server never sees it; join the lines or delete it"
+                    )
             launches.append(one)
     return launches
-
-
-def _check_torn(following: Sequence[Command]) -> None:
-    """An option that starts a command: a comment or a lost backslash has cut the launch in two."""
-    for command in following:
-        if command.words[0].text.startswith("--"):
-            raise UsageError(
-                f"line {command.line}: {command.words[0].text} stands alone: the line above ends the command "
-                "(comment, missing backslash), so the server never sees it; join the lines or delete it"
-            )
 
 
 def _in_wrapped(commands: Sequence[Wrapped], variables: Mapping[str, str]) -> list[_FoundLaunch]:
@@ -222,8 +216,10 @@ def _in_wrapped(commands: Sequence[Wrapped], variables: Mapping[str, str]) -> li
         else:
             words = [_kubernetes_word(word, known) for word in wrapped.argv]
             inner = _in_words(words, known)
-            if not inner and "sglang" in (wrapped.container.image or ""):
-                inner = _bare_arguments(words)
+            is_sglang = "sglang" in (wrapped.container.image or "")
+            if not inner and is_sglang and words and words[0].text.startswith("--model"):
+                # arguments of an image whose entrypoint is the launch
+                inner = [_FoundLaunch(plain_words(["python", "-m", "sglang.launch_server"]), words)]
         for one in inner:
             one.container = one.container or wrapped.container
             one.env = dict(wrapped.env) | one.env
@@ -244,28 +240,19 @@ def _kubernetes_word(text: str, variables: Mapping[str, str]) -> ShellWord:
     return ShellWord(expanded, shlex.quote(expanded), tuple(missing))
 
 
-def _bare_arguments(words: list[ShellWord]) -> list[_FoundLaunch]:
-    """Arguments of an image whose entrypoint is the launch."""
-    if not words or not words[0].text.startswith("--model"):
-        return []
-    return [_FoundLaunch(_plain_words(["python", "-m", "sglang.launch_server"]), words)]
-
-
 def _config(launch: _FoundLaunch, version: Version | None, base_dir: Path | None, notes: Sequence[str]) -> LaunchConfig:
     options = read_options(launch.options, version, is_serve=launch.is_serve)
     merge_config_file(options, base_dir)
     return LaunchConfig(
         **options.values,
         other=tuple(options.other),
-        env=tuple((name, _without_secret(name, value)) for name, value in launch.env.items()),
+        env=tuple(
+            (name, f"${name}" if value and is_secret(name) else redact(value)) for name, value in launch.env.items()
+        ),
         container=launch.container,
         notes=tuple(dict.fromkeys([*notes, *launch.notes, *options.notes])),
         source=LaunchSource("command", "".join(_prefix(launch.before)), tuple(options.typed)),
     )
-
-
-def _without_secret(name: str, value: str) -> str:
-    return f"${name}" if value and is_secret(name) else redact(value)
 
 
 def _prefix(words: Sequence[ShellWord]) -> Iterator[str]:

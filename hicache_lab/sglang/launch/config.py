@@ -203,16 +203,13 @@ class LaunchConfig:
     @property
     def rejections(self) -> tuple[Rejection, ...]:
         """What the server's own argument parser will refuse in any release that has the flag."""
-        rejections = []
-        if isinstance(self.hicache_size, float):
-            rejections.append(
-                Rejection(
-                    "--hicache-size",
-                    f"the server will not start with --hicache-size {self.hicache_size}: every release takes "
-                    f"whole GB (1e9 bytes, per rank); write --hicache-size {int(self.hicache_size)}",
-                )
-            )
-        return tuple(rejections)
+        if not isinstance(self.hicache_size, float):
+            return ()
+        message = (
+            f"the server will not start with --hicache-size {self.hicache_size}: every release takes "
+            f"whole GB (1e9 bytes, per rank); write --hicache-size {int(self.hicache_size)}"
+        )
+        return (Rejection("--hicache-size", message),)
 
     def __repr__(self) -> str:
         flags = " ".join(f"{flag_of(name)} {value}" for name, value in self.given())

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, lru_cache
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from hicache_lab.base.errors import InputError, UnknownFact, UsageError
+from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.base.resources import data_dir
-from hicache_lab.sglang.launch.config import FIELD_TYPES, LaunchConfig, Rejection, flag_of
+from hicache_lab.sglang.launch.config import FIELD_TYPES, LaunchConfig, Rejection, TypedOption, flag_of
+from hicache_lab.sglang.releases import parse_version
 
 # --pp was a unique prefix until 0.5.3 and is what people go on typing
 _SHORT_FORMS = {
@@ -23,29 +24,24 @@ _SHORT_FORMS = {
 }
 
 
-@cache
-def _version(text: str) -> Version:
-    return Version(text)
-
-
-@dataclass(frozen=True)
-class Period:
-    """From a release on: the default and the accepted values (None: any)."""
-
-    since: str
-    default: object
-    choices: tuple[str, ...] | None
-
-
 @dataclass(frozen=True)
 class Flag:
-    """One option name. ``seen`` holds the first and last release of each run of releases that have it."""
+    """One option name.
+
+    Attributes:
+        name: as it is written.
+        dest: the server's argument that it sets.
+        arity: how many values, as argparse counts them (``0`` for a switch).
+        seen: the first and last release of each run of releases that have it.
+        choices: from which release on it accepts which values (None: any).
+        si_since: the first release that reads 100k and 128Ki; None for none.
+    """
 
     name: str
     dest: str
     arity: str
     seen: tuple[tuple[str, str], ...]
-    periods: tuple[Period, ...] = ()
+    choices: tuple[tuple[str, tuple[str, ...] | None], ...] = ()
     si_since: str | None = None
 
     @property
@@ -56,34 +52,25 @@ class Flag:
 
     def exists_in(self, version: Version) -> bool:
         """Whether a release has it; releases past the newest known one count as that one."""
-        version = min(version, newest_known())
-        return any(_version(first) <= version <= _version(last) for first, last in self.seen)
+        version = min(version, known_releases()[-1])
+        return any(parse_version(first) <= version <= parse_version(last) for first, last in self.seen)
 
-    def period(self, version: Version) -> Period | None:
-        """What holds for a release, or None where it is not recorded."""
-        return next((p for p in reversed(self.periods) if _version(p.since) <= version), None)
+    def accepted_in(self, version: Version) -> tuple[str, ...] | None:
+        """The values that a release accepts; None: any, or not recorded."""
+        return next((values for since, values in reversed(self.choices) if parse_version(since) <= version), None)
 
     @property
     def history(self) -> str:
         """Which releases have it, in words."""
-        newest = str(newest_known())
+        newest = str(known_releases()[-1])
         return ", ".join(
             f"from {first} on" if last == newest else f"{first}" if first == last else f"{first} to {last}"
             for first, last in self.seen
         )
 
 
-def _periods(entry: dict[str, list[dict[str, object]]]) -> tuple[Period, ...]:
-    rows = entry.get("choices") or entry.get("defaults") or []
-    found = []
-    for row in rows:
-        choices = row.get("choices")
-        found.append(Period(str(row["since"]), row["default"], tuple(choices) if isinstance(choices, list) else None))
-    return tuple(found)
-
-
 @cache
-def _table() -> tuple[tuple[str, ...], dict[str, Flag]]:
+def _table() -> tuple[tuple[Version, ...], dict[str, Flag]]:
     path = data_dir() / "flags.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -93,12 +80,12 @@ def _table() -> tuple[tuple[str, ...], dict[str, Flag]]:
                 entry["dest"],
                 entry["arity"],
                 tuple((first, last) for first, last in entry["seen"]),
-                _periods(entry),
+                tuple((row["since"], row["choices"] and tuple(row["choices"])) for row in entry.get("choices", ())),
                 entry.get("si_since"),
             )
             for name, entry in raw["flags"].items()
         }
-        return tuple(raw["releases"]), flags
+        return tuple(map(Version, raw["releases"])), flags
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not the table of SGLang options that ships with hicache_lab: {error!r}") from error
 
@@ -108,27 +95,9 @@ def known_flags() -> dict[str, Flag]:
     return _table()[1]
 
 
-@cache
 def known_releases() -> tuple[Version, ...]:
     """The releases whose options were read, oldest first."""
-    return tuple(Version(release) for release in _table()[0])
-
-
-def newest_known() -> Version:
-    """The newest release whose options were read."""
-    return known_releases()[-1]
-
-
-def release(text: str) -> Version:
-    """A release number as given by a user, ``0.5.8`` or ``v0.5.8``.
-
-    Raises:
-        UnknownFact: not a release number.
-    """
-    try:
-        return Version(text.strip().removeprefix("v"))
-    except InvalidVersion as error:
-        raise UnknownFact(f"--sglang-version: expected a release such as 0.5.8, got {text!r}") from error
+    return _table()[0]
 
 
 @dataclass(frozen=True)
@@ -139,40 +108,35 @@ class Resolved:
     note: str | None = None
 
 
-def _prefixed(spelling: str, version: Version) -> set[str]:
-    return {f.dest for f in known_flags().values() if f.name.startswith(spelling) and f.exists_in(version)}
-
-
-def _by_dest(dest: str, spelling: str) -> Flag:
-    names = [f for f in known_flags().values() if f.dest == dest]
-    return next((f for f in names if f.name.startswith(spelling)), names[0])
+def _dests(prefix: str, version: Version) -> set[str]:
+    """What a prefix may stand for in a release."""
+    return {f.dest for f in known_flags().values() if f.name.startswith(prefix) and f.exists_in(version)}
 
 
 def _abbreviated(spelling: str, version: Version | None) -> Resolved | None:
     """Argparse's own rule: a prefix stands for the one option it begins, release by release."""
-    releases = [version] if version is not None else known_releases()
-    by_release = {one: _prefixed(spelling, one) for one in releases}
-    unique = {next(iter(dests)) for dests in by_release.values() if len(dests) == 1}
-    found = {f.name for f in known_flags().values() if f.name.startswith(spelling)}
-    if not found:
+    flags = {name: flag for name, flag in known_flags().items() if name.startswith(spelling)}
+    if not flags:
         return None
+    by_release = {one: _dests(spelling, one) for one in ([version] if version is not None else known_releases())}
+    unique = {next(iter(dests)) for dests in by_release.values() if len(dests) == 1}
     dest = _SHORT_FORMS.get(spelling) or (unique.pop() if len(unique) == 1 else None)
     if dest is None:
-        names = sorted(found if version is None else {n for n in found if known_flags()[n].exists_in(version)})
+        names = sorted(name for name, flag in flags.items() if version is None or flag.exists_in(version))
         if not names:
-            return Resolved(_by_dest(known_flags()[sorted(found)[0]].dest, spelling)) if len(found) == 1 else None
+            return Resolved(next(iter(flags.values()))) if len(flags) == 1 else None
         raise UsageError(
             f"{spelling}: ambiguous, the server refuses it; it could be {', '.join(names[:8])}"
             f"{' …' if len(names) > 8 else ''}; write the whole name"
         )
-    clash = [one for one, dests in by_release.items() if len(dests) > 1]
     note = None
-    if clash:
+    if clash := [one for one, dests in by_release.items() if len(dests) > 1]:
         note = (
             f"{spelling} is read as {flag_of(dest)}, but it is ambiguous from {clash[0]} on and the server "
             f"refuses it there; write {flag_of(dest)}"
         )
-    return Resolved(_by_dest(dest, spelling), note)
+    of_dest = [flag for flag in known_flags().values() if flag.dest == dest]
+    return Resolved(next((flag for flag in of_dest if flag.name in flags), of_dest[0]), note)
 
 
 @lru_cache(maxsize=4096)
@@ -186,21 +150,21 @@ def resolve(spelling: str, version: Version | None = None) -> Resolved:
     if exact is not None:
         return Resolved(exact)
     hyphened = spelling.replace("_", "-")
-    if hyphened != spelling and hyphened in known_flags():
+    if hyphened in known_flags():
         return Resolved(
             known_flags()[hyphened],
             f"{spelling} is read as {hyphened}; the server itself only knows the form with hyphens",
         )
-    found = _abbreviated(spelling, version)
-    if found is not None:
-        return found
+    abbreviated = _abbreviated(spelling, version)
+    if abbreviated is not None:
+        return abbreviated
     close = get_close_matches(spelling, known_flags(), n=1, cutoff=0.8)
     hint = f"; did you mean {close[0]}?" if close else ""
-    return Resolved(None, f"{spelling} is in none of the releases {_span()}: kept, not judged{hint}")
+    return Resolved(None, f"{_unknown(spelling)}: kept, not judged{hint}")
 
 
-def _span() -> str:
-    return f"{known_releases()[0]} to {newest_known()}"
+def _unknown(name: str) -> str:
+    return f"{name} is in none of the releases {known_releases()[0]} to {known_releases()[-1]}"
 
 
 def _names(config: LaunchConfig) -> list[str]:
@@ -214,66 +178,42 @@ def _names(config: LaunchConfig) -> list[str]:
     return list(dict.fromkeys([*typed, *fields, *others]))
 
 
-def flags_unknown_to(config: LaunchConfig, version: str) -> tuple[Rejection, ...]:
-    """Options of a launch that the release does not have (its argparse refuses to start).
-
-    Args:
-        config: the launch.
-        version: the SGLang release, e.g. ``0.4.5``.
-
-    Returns:
-        One entry an option, each naming the releases that have it.
-    """
-    parsed, rejections = release(version), []
-    for name in _names(config):
-        flag = known_flags().get(name)
-        if flag is None:
-            rejections.append(Rejection(name, f"{name} is in none of the releases {_span()}"))
-        elif not flag.exists_in(parsed) and _prefixed(name, parsed) != {flag.dest}:
-            rejections.append(
-                Rejection(name, f"{name} does not exist in {version}; releases that have it: {flag.history}")
-            )
-    return tuple(rejections)
-
-
-def _value_refused(name: str, value: object, flag: Flag, version: str) -> Rejection | None:
-    parsed = release(version)
-    period = flag.period(parsed)
-    if period is None or period.choices is None or value in period.choices or not flag.exists_in(parsed):
-        return None
-    return Rejection(name, f"{name} {value}: {version} accepts {', '.join(period.choices)}")
-
-
 def refusals(config: LaunchConfig, version: str) -> tuple[Rejection, ...]:
     """Everything the release's own argument parser will refuse: unknown options, values, spellings.
 
     Args:
         config: the launch.
-        version: the SGLang release.
+        version: the SGLang release, e.g. ``0.4.5``.
     """
-    rejections = [*config.rejections, *flags_unknown_to(config, version)]
+    release, rejections = parse_version(version), list(config.rejections)
+    for name in _names(config):
+        flag = known_flags().get(name)
+        if flag is None:
+            rejections.append(Rejection(name, _unknown(name)))
+        elif not flag.exists_in(release) and _dests(name, release) != {flag.dest}:
+            rejections.append(
+                Rejection(name, f"{name} does not exist in {version}; releases that have it: {flag.history}")
+            )
     for field_name, value in config.given():
         flag = known_flags()[flag_of(field_name)]
-        refused = _value_refused(flag_of(field_name), value, flag, version)
-        if refused is not None:
-            rejections.append(refused)
+        accepted = flag.accepted_in(release)
+        if accepted is not None and value not in accepted and flag.exists_in(release):
+            rejections.append(Rejection(flag.name, f"{flag.name} {value}: {version} accepts {', '.join(accepted)}"))
     for token in config.source.options if config.source else ():
-        rejections.extend(_spelling_refused(token.spelling, token.values, version))
+        problem = _spelling_problem(token, release, version)
+        if problem is not None:
+            rejections.append(Rejection(token.spelling, problem))
     return tuple(rejections)
 
 
-def _spelling_refused(spelling: str, values: tuple[str, ...], version: str) -> list[Rejection]:
-    parsed = release(version)
-    if not spelling.startswith("--"):
-        return []
-    if "_" in spelling and spelling not in known_flags():
-        return [Rejection(spelling, f"{spelling}: the server only knows {spelling.replace('_', '-')}")]
-    exact = known_flags().get(spelling)
-    if exact is None or not exact.exists_in(parsed):
-        clash = _prefixed(spelling, parsed)
-        if exact is None and len(clash) > 1:
-            return [Rejection(spelling, f"{spelling}: ambiguous in {version}; write the whole name")]
-        return []
-    if exact.si_since and parsed < _version(exact.si_since) and values and not values[0].strip().isdigit():
-        return [Rejection(spelling, f"{spelling} {values[0]}: only {exact.si_since} and later read such a suffix")]
-    return []
+def _spelling_problem(token: TypedOption, release: Version, version: str) -> str | None:
+    spelling, flag = token.spelling, known_flags().get(token.spelling)
+    if flag is None:
+        if spelling.startswith("--") and "_" in spelling:
+            return f"{spelling}: the server only knows {spelling.replace('_', '-')}"
+        is_ambiguous = spelling.startswith("--") and len(_dests(spelling, release)) > 1
+        return f"{spelling}: ambiguous in {version}; write the whole name" if is_ambiguous else None
+    too_early = flag.si_since and flag.exists_in(release) and release < parse_version(flag.si_since)
+    if too_early and token.values and not token.values[0].strip().isdigit():
+        return f"{spelling} {token.values[0]}: only {flag.si_since} and later read such a suffix"
+    return None

@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hicache_lab.base.secrets import is_secret, redact
 from hicache_lab.base.units import KUBERNETES_SUFFIXES
 from hicache_lab.sglang.launch.config import FIELD_TYPES, TypedOption, Value
 from hicache_lab.sglang.launch.flags import Flag, resolve
-from hicache_lab.sglang.launch.shell import ShellWord
+from hicache_lab.sglang.launch.shell import ShellWord, plain_words
 
 # what argparse takes for a negative number, and therefore for a value
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -109,8 +110,10 @@ def _option(options: OptionReading, flag: Flag | None, word: ShellWord, taken: S
     values = (inline,) if equals else tuple(value.text for value in taken)
     raw = " ".join(one.raw for one in (word, *taken))
     name = flag.name if flag else spelling
-    if flag is not None:
-        _check_count(spelling, flag, values, has_inline=bool(equals))
+    if flag is not None and flag.arity == "0" and equals:
+        raise UsageError(f"{spelling}={inline}: {name} is a switch and takes no value; write {name} alone")
+    if flag is not None and flag.arity in {"1", "+"} and not values:
+        raise UsageError(f"{spelling}: expected a value, got nothing")
     target = flag.field if flag else None
     unknown = next((one for one in (word, *taken) if one.unresolved), None)
     if target is not None and unknown is not None:
@@ -125,13 +128,6 @@ def _option(options: OptionReading, flag: Flag | None, word: ShellWord, taken: S
         options.notes.append(f"{name} is given more than once; the server takes the last")
     options.values[target] = typed_value(target, values[0] if values else None, spelling)
     options.typed.append(TypedOption(spelling, name, values, raw, word.lead, target))
-
-
-def _check_count(spelling: str, flag: Flag, values: tuple[str, ...], *, has_inline: bool) -> None:
-    if flag.arity == "0" and has_inline:
-        raise UsageError(f"{spelling}={values[0]}: {flag.name} is a switch and takes no value; write {flag.name} alone")
-    if flag.arity in {"1", "+"} and not values:
-        raise UsageError(f"{spelling}: expected a value, got nothing")
 
 
 def _keep(options: OptionReading, token: TypedOption) -> None:
@@ -166,50 +162,34 @@ def typed_value(target: str, text: str | None, flag: str) -> Any:
         raise UsageError(f"{flag}: expected a value, got nothing")
     if kind is str:
         return text
+    number: float | None = None
+    with suppress(ValueError):
+        if kind is int or target == "hicache_size":
+            return int(text)
+    if kind is int:
+        number = _with_suffix(text) if target in {"max_total_tokens", "context_length"} else None
+    else:
+        with suppress(ValueError):
+            number = float(text)
+    if number is not None and math.isfinite(number):
+        return number
     if target == "hicache_size":
-        return _size_gb(text, flag)
-    number = _integer(text, target) if kind is int else _number(text)
-    if number is None:
-        expected = "a whole number" if kind is int else "a finite number"
-        hint = ", a variable that nothing has replaced" if re.search(r"\$\w|\$\{|%\w+%", text) else ""
-        raise UsageError(f"{flag}: expected {expected}, got {text!r}{hint}")
-    return number
-
-
-def _integer(text: str, target: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        # 0.5.10+ read 100k and 128Ki for these two (utils/common.py:human_readable_int)
-        match = re.fullmatch(r"(\d+)(?:\.(\d+))?([kMGT]|[KMGT]i)", text.strip())
-    if match is None or target not in {"max_total_tokens", "context_length"}:
-        return None
-    if "i" in match[3]:
-        return None if match[2] else int(match[1]) * KUBERNETES_SUFFIXES[match[3]]
-    decimals = match[2] or ""
-    scale: int = 10 ** len(decimals)
-    return int(match[1] + decimals) * KUBERNETES_SUFFIXES[match[3]] // scale
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _size_gb(text: str, flag: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        number = _number(text)
-    if number is None:
         raise UsageError(
             f"{flag}: expected a whole number of GB (1e9 bytes) per rank without a unit, got {text!r}; "
             f"for example {flag} 48"
         )
-    return number
+    expected = "a whole number" if kind is int else "a finite number"
+    hint = ", a variable that nothing has replaced" if re.search(r"\$\w|\$\{|%\w+%", text) else ""
+    raise UsageError(f"{flag}: expected {expected}, got {text!r}{hint}")
+
+
+def _with_suffix(text: str) -> int | None:
+    """100k and 128Ki, which 0.5.10+ read for two options (utils/common.py:human_readable_int)."""
+    match = re.fullmatch(r"(\d+)(?:\.(\d+))?([kMGT]|[KMGT]i)", text.strip())
+    if match is None or (match[2] and "i" in match[3]):
+        return None
+    decimals = match[2] or ""
+    return int(match[1] + decimals) * KUBERNETES_SUFFIXES[match[3]] // int(10 ** len(decimals))
 
 
 def merge_config_file(options: OptionReading, base_dir: Path | None) -> None:
@@ -264,15 +244,14 @@ def _config_entry(options: OptionReading, key: str, value: Any) -> None:
     resolved = resolve("--" + key, options.version)
     if resolved.note:
         options.notes.append(resolved.note)
-    texts: list[str] = []
-    if isinstance(value, bool) and (resolved.flag is None or resolved.flag.arity == "0"):
-        if not value:
-            return
+    is_switch = isinstance(value, bool) and (resolved.flag is None or resolved.flag.arity == "0")
+    if value == [] or (is_switch and not value):
+        return
+    if is_switch:
+        texts = []
     elif isinstance(value, list):
-        if not value:
-            return
         texts = [str(item) for item in value]
     else:
         texts = [json.dumps(value) if isinstance(value, dict | bool) else str(value)]
-    words = [ShellWord(text, shlex.quote(text)) for text in ("--" + key, *texts)]
-    _option(options, resolved.flag, words[0], words[1:])
+    word, *taken = plain_words(["--" + key, *texts])
+    _option(options, resolved.flag, word, taken)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hicache_lab.base.errors import UsageError
@@ -26,7 +26,7 @@ _PROMPT = re.compile(
 _CONTINUED = re.compile(r"(\\|`|\^)([ \t]*)\n")
 _REDIRECTION = re.compile(r"&>>?|<<<|[<>]>?[&|]?")
 _HERE_DOCUMENT = re.compile(r"<<-?[ \t]*[\"']?(\w+)[\"']?")
-_BRANCHES = {"if", "then", "else", "elif", "case", "for", "while", "until"}
+BRANCHES = {"if", "then", "else", "elif", "case", "for", "while", "until"}
 _OPERATORS = ";&|()"
 # a no-break space is what a web page makes of a blank
 _BLANKS = " \t\u00a0"
@@ -47,6 +47,17 @@ class ShellWord:
     raw: str
     unresolved: tuple[str, ...] = ()
     lead: str = " "
+
+
+def plain_words(texts: Iterable[str]) -> list[ShellWord]:
+    """Words that need no reading, as of an argv."""
+    return [ShellWord(text, shlex.quote(text)) for text in texts]
+
+
+def assignments(words: Iterable[ShellWord]) -> dict[str, str]:
+    """The variables that words of the form NAME=value set."""
+    matches = (ASSIGNMENT.fullmatch(word.text) for word in words)
+    return {match[1]: match[2] for match in matches if match is not None}
 
 
 @dataclass(frozen=True)
@@ -77,8 +88,8 @@ class _Reading:
     def line(self, at: int) -> int:
         return self.text.count("\n", 0, at) + 1
 
-    def ahead(self, count: int = 1) -> str:
-        return self.text[self.at + 1 : self.at + 1 + count]
+    def ahead(self) -> str:
+        return self.text[self.at + 1 : self.at + 2]
 
 
 def _without_prompts(lines: Iterable[str]) -> Iterator[str]:
@@ -136,43 +147,42 @@ def _step(r: _Reading) -> None:
         r.at = continued.end()
     elif char == "(" and r.word_start is not None and _ARRAY_START.fullmatch(r.text[r.word_start : r.at]):
         _array(r)
+    elif char in "<>" or (char == "&" and r.ahead() == ">"):
+        _redirection(r)
     elif char == "\n" or char in _OPERATORS:
-        _operator(r, char)
+        _end_command(r)
+        r.at += 1
+        if char == "\n" and r.resume is not None:
+            r.at, r.resume = max(r.at, r.resume), None
     elif char in _BLANKS:
         _end_word(r)
         r.at += 1
     elif char == "#" and r.word_start is None:
         end = r.text.find("\n", r.at)
         r.at = len(r.text) if end < 0 else end
-    elif char in "<>":
-        _redirection(r)
-    elif not _array_elements(r):
-        _begin(r)
-        _piece(r, char)
-
-
-def _begin(r: _Reading) -> None:
-    if r.word_start is None:
-        r.word_start = r.at
-    if r.command_start is None:
-        r.command_start = r.at
-
-
-def _piece(r: _Reading, char: str) -> None:
-    if char == "'":
-        end = _closing(r, "'")
-        r.value.append(r.text[r.at + 1 : end])
-        r.at = end + 1
-    elif char == '"':
-        _double_quoted(r)
-    elif char == "\\":
-        r.value.append(r.ahead())
-        r.at += 2
-    elif char in "$`":
-        _expansion(r, is_quoted=False)
     else:
-        r.value.append(char)
-        r.at += 1
+        r.command_start = r.at if r.command_start is None else r.command_start
+        array = _ARRAY.match(r.text, r.at) if r.word_start is None else None
+        if array and array[1] in r.arrays:
+            # "${NAME[@]}" standing alone: each element is a word of its own
+            r.words += plain_words(r.arrays[array[1]])
+            r.at = r.word_end = array.end()
+            return
+        r.word_start = r.at if r.word_start is None else r.word_start
+        if char == "'":
+            end = _closing(r, "'")
+            r.value.append(r.text[r.at + 1 : end])
+            r.at = end + 1
+        elif char == '"':
+            _double_quoted(r)
+        elif char == "\\":
+            r.value.append(r.ahead())
+            r.at += 2
+        elif char in "$`":
+            _expansion(r, is_quoted=False)
+        else:
+            r.value.append(char)
+            r.at += 1
 
 
 def _closing(r: _Reading, quote: str) -> int:
@@ -252,19 +262,6 @@ def _expand(r: _Reading, name: str, default: str | None, end: int, *, is_quoted:
             r.word_start, r.is_expanded = r.at, True
 
 
-def _array_elements(r: _Reading) -> bool:
-    """``"${NAME[@]}"`` standing alone: each element is a word of its own."""
-    match = _ARRAY.match(r.text, r.at) if r.word_start is None else None
-    elements = r.arrays.get(match[1]) if match else None
-    if match is None or elements is None:
-        return False
-    _begin(r)
-    r.words += [ShellWord(element, shlex.quote(element)) for element in elements]
-    r.at = r.word_end = match.end()
-    r.word_start = None
-    return True
-
-
 def _array(r: _Reading) -> None:
     """``NAME=(a b c)`` and ``NAME+=(d)``, over several lines as well."""
     start = r.word_start
@@ -312,21 +309,8 @@ def _end_command(r: _Reading) -> None:
 def _remember(r: _Reading) -> None:
     """Keep what a command that only assigns has assigned."""
     words = r.words[1:] if r.words[0].text in {"export", "declare", "set", "local", "readonly"} else r.words
-    matches = [ASSIGNMENT.fullmatch(word.text) for word in words]
-    if all(matches):
-        for match, word in zip(matches, words, strict=True):
-            if match is not None and not word.unresolved:
-                r.variables[match[1]] = match[2]
-
-
-def _operator(r: _Reading, char: str) -> None:
-    if char == "&" and r.ahead() == ">":
-        _redirection(r)
-        return
-    _end_command(r)
-    r.at += 1
-    if char == "\n" and r.resume is not None:
-        r.at, r.resume = max(r.at, r.resume), None
+    if all(ASSIGNMENT.fullmatch(word.text) for word in words):
+        r.variables |= assignments(word for word in words if not word.unresolved)
 
 
 def _redirection(r: _Reading) -> None:
@@ -347,8 +331,3 @@ def _redirection(r: _Reading) -> None:
     match = _REDIRECTION.match(r.text, r.at)
     assert match is not None
     r.at, r.is_target = match.end(), True
-
-
-def branches(commands: Sequence[Command]) -> tuple[int, ...]:
-    """The lines on which a text branches or loops: what stands inside may not have run."""
-    return tuple(command.line for command in commands if command.words[0].text in _BRANCHES)

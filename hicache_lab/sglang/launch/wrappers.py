@@ -65,7 +65,7 @@ def systemd_unit(text: str) -> Wrapped | None:
     if "LimitMEMLOCK" in settings:
         container = _memlock(container, settings["LimitMEMLOCK"].replace("infinity", "unlimited"))
     words = [word for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE) for word in shlex.split(line)]
-    env = tuple((name, value) for name, _, value in (word.partition("=") for word in words))
+    env = {name: value for name, _, value in (word.partition("=") for word in words)}
     return Wrapped(command[1], (), container, env)
 
 
@@ -76,23 +76,18 @@ def _memlock(container: Container, text: str) -> Container:
     return replace(container, memlock_bytes=int(soft)) if soft.isdigit() else container
 
 
-@dataclass(frozen=True)
-class DockerRun:
-    """A ``docker run`` (or exec): its facts, its ``-e`` settings, and where its own words end."""
+def docker_run(words: Sequence[str]) -> tuple[Container, dict[str, str], int] | None:
+    """Read ``docker run … IMAGE`` (or exec) from the words before the launch; None without docker.
 
-    container: Container
-    env: tuple[tuple[str, str], ...]
-    end: int
-
-
-def docker_run(words: Sequence[str]) -> DockerRun | None:
-    """Read ``docker run … IMAGE`` from the words before the launch; None without docker."""
+    Returns:
+        Its facts, its ``-e`` settings, and where its own words end.
+    """
     names = [word.rpartition("/")[2] for word in words]
     verbs = (i for i, name in enumerate(names) if name in {"run", "exec"} and _ENGINES & set(names[:i]))
     at = next(verbs, None)
     if at is None:
         return None
-    container, env, is_exec = Container("docker"), [], names[at] == "exec"
+    container, env, is_exec = Container("docker"), {}, names[at] == "exec"
     at += 1
     while at < len(words) and words[at].startswith("-"):
         option, equals, value = words[at].partition("=")
@@ -102,11 +97,11 @@ def docker_run(words: Sequence[str]) -> DockerRun | None:
             at += 1
         if option in {"-e", "--env"} and "=" in value:
             name, _, text = value.partition("=")
-            env.append((name, text))
+            env[name] = text
         container = _docker_option(container, option, value)
     # after the options: the image, or for exec the name of a running container
     image = words[at] if at < len(words) and not is_exec and "compose" not in names[:at] else None
-    return DockerRun(replace(container, image=image), tuple(env), at + 1)
+    return replace(container, image=image), env, at + 1
 
 
 def _docker_option(container: Container, option: str, value: str) -> Container:
@@ -128,7 +123,7 @@ class Wrapped:
     shell: str | None
     argv: tuple[str, ...]
     container: Container
-    env: tuple[tuple[str, str], ...]
+    env: dict[str, str]
 
 
 def looks_like_document(text: str) -> bool:
@@ -190,18 +185,17 @@ def _wrapped(node: dict[str, Any], pod: dict[str, Any]) -> Wrapped | None:
     return Wrapped(" ".join(text.strip() for text in texts), (), container, env)
 
 
-def _environment(node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def _environment(node: dict[str, Any]) -> dict[str, str]:
     raw = node.get("env", node.get("environment"))
     if isinstance(raw, Mapping):
-        return tuple((str(k), "" if v is None else str(v)) for k, v in raw.items())
-    variables = []
+        return {str(name): "" if value is None else str(value) for name, value in raw.items()}
+    variables = {}
     for item in raw if isinstance(raw, list) else []:
         if isinstance(item, Mapping) and "name" in item and item.get("value") is not None:
-            variables.append((str(item["name"]), str(item["value"])))
+            variables[str(item["name"])] = str(item["value"])
         elif isinstance(item, str) and "=" in item:
-            name, _, value = item.partition("=")
-            variables.append((name, value))
-    return tuple(variables)
+            name, _, variables[name] = item.partition("=")
+    return variables
 
 
 def _dig(node: Any, *path: str) -> Any:
@@ -211,45 +205,41 @@ def _dig(node: Any, *path: str) -> Any:
 
 
 def _facts(node: dict[str, Any], pod: dict[str, Any]) -> Container:
-    image = node.get("image")
+    image = node.get("image") if isinstance(node.get("image"), str) else None
     if "containers" in pod:
-        container = Container("kubernetes", image=image if isinstance(image, str) else None)
-        limit = _dig(node, "resources", "limits", "memory")
-        if limit is not None:
-            container = replace(container, memory_bytes=kubernetes_bytes(str(limit), "resources.limits.memory"))
-        if _dig(node, "securityContext", "privileged") is True:
-            container = replace(container, privileged=True)
-        if pod.get("hostIPC") is True:
-            container = replace(container, ipc="host")
-        return _shared_memory(container, node, pod)
-    container = Container("compose", image=image if isinstance(image, str) else None)
+        limit, shm = _dig(node, "resources", "limits", "memory"), _shared_memory(node, pod)
+        return Container(
+            "kubernetes",
+            image=image,
+            memory_bytes=None if limit is None else kubernetes_bytes(str(limit), "resources.limits.memory"),
+            privileged=_dig(node, "securityContext", "privileged") is True,
+            ipc="host" if pod.get("hostIPC") is True else None,
+            shm_bytes=None if shm is None else kubernetes_bytes(str(shm), "emptyDir.sizeLimit"),
+        )
     limit = node.get("mem_limit", _dig(node, "deploy", "resources", "limits", "memory"))
-    if limit is not None:
-        container = replace(container, memory_bytes=docker_bytes(str(limit), "mem_limit"))
-    if node.get("shm_size") is not None:
-        container = replace(container, shm_bytes=docker_bytes(str(node["shm_size"]), "shm_size"))
-    lock = _dig(node, "ulimits", "memlock")
+    shm, ipc, lock = node.get("shm_size"), node.get("ipc"), _dig(node, "ulimits", "memlock")
+    container = Container(
+        "compose",
+        image=image,
+        memory_bytes=None if limit is None else docker_bytes(str(limit), "mem_limit"),
+        shm_bytes=None if shm is None else docker_bytes(str(shm), "shm_size"),
+        ipc=ipc if isinstance(ipc, str) else None,
+        privileged=node.get("privileged") is True,
+    )
     soft = lock.get("soft") if isinstance(lock, Mapping) else lock
-    if soft is not None:
-        container = _memlock(container, str(soft))
-    ipc = node.get("ipc")
-    return replace(container, ipc=ipc if isinstance(ipc, str) else None, privileged=node.get("privileged") is True)
+    return container if soft is None else _memlock(container, str(soft))
 
 
-def _shared_memory(container: Container, node: dict[str, Any], pod: dict[str, Any]) -> Container:
-    """The size of an emptyDir in memory that is mounted at /dev/shm."""
-    mounts = node.get("volumeMounts")
+def _shared_memory(node: dict[str, Any], pod: dict[str, Any]) -> Any:
+    """The size of an emptyDir in memory that is mounted at /dev/shm; None without one."""
+    mounts, volumes = node.get("volumeMounts"), pod.get("volumes")
     names = {
-        m.get("name")
-        for m in (mounts if isinstance(mounts, list) else [])
-        if isinstance(m, Mapping) and str(m.get("mountPath")).rstrip("/") == "/dev/shm"
+        mount.get("name")
+        for mount in (mounts if isinstance(mounts, list) else [])
+        if isinstance(mount, Mapping) and str(mount.get("mountPath")).rstrip("/") == "/dev/shm"
     }
-    volumes = pod.get("volumes")
-    for volume in volumes if isinstance(volumes, list) else []:
-        size = _dig(volume, "emptyDir", "sizeLimit")
-        if isinstance(volume, Mapping) and volume.get("name") in names and size is not None:
-            return replace(container, shm_bytes=kubernetes_bytes(str(size), "emptyDir.sizeLimit"))
-    return container
+    sizes = (_dig(one, "emptyDir", "sizeLimit") for one in volumes or () if _dig(one, "name") in names)
+    return next((size for size in sizes if size is not None), None) if isinstance(volumes, list) else None
 
 
 def dockerfile_argv(text: str) -> list[str] | None:
