@@ -24,8 +24,10 @@ from hicache_lab.base.errors import HicacheLabError, HostError, InputError, Unkn
 from hicache_lab.host import memory_cgroup_headroom
 from hicache_lab.sglang.arguments import HicacheArguments, resolve_arguments
 from hicache_lab.sglang.releases import ReleaseRules, rules_for
-from hicache_lab.sizing.guard import HostView, LaunchFailure, rank_budget, sample_available
-from hicache_lab.sizing.pools import PoolSpec, construct_pool
+from hicache_lab.sizing.dsv4 import dsv4_host_pages
+from hicache_lab.sizing.guard import HostView, LaunchFailure, auto_size, rank_budget
+from hicache_lab.sizing.pools import Construction, HostPool, PoolSpec, check_pool, size_pool
+from hicache_lab.sizing.rank import split_size
 from hicache_lab.sizing.rows import (
     indexer_bytes_per_layer,
     mha_bytes_per_token,
@@ -33,7 +35,6 @@ from hicache_lab.sizing.rows import (
     state_bytes_per_slot,
     store_bytes,
 )
-from hicache_lab.sizing.shares import auto_size, dsv4_host_pages, split_size
 
 Record = Mapping[str, Any]
 Outputs = dict[str, Any]
@@ -239,7 +240,6 @@ def _pool_spec(record: Record, rules: ReleaseRules) -> PoolSpec:
         kind=kind,
         bytes_per_token=row + index_row * layers,
         allocated_bytes_per_token=taken,
-        layout_family="mla",
         index_stride_bytes=index_row * record["page_size"] if kind == "nsa" else None,
         **common,
     )
@@ -247,8 +247,12 @@ def _pool_spec(record: Record, rules: ReleaseRules) -> PoolSpec:
 
 def _pool(record: Record, rules: ReleaseRules) -> Outputs:
     spec = _pool_spec(record, rules)
-    done = construct_pool(spec, rules, _view(record, rules))
-    pool = done.pool
+    pool: HostPool | None = None
+    try:
+        pool = size_pool(spec, rules)
+        done = check_pool(pool, rules, _view(record, rules))
+    except LaunchFailure as failure:
+        done = Construction(failure.kind, failure.message)
     outputs: Outputs = {
         "outcome": done.outcome,
         "message": done.message,
@@ -299,8 +303,8 @@ def _budget(record: Record, rules: ReleaseRules) -> Outputs:
 def _available(record: Record, rules: ReleaseRules) -> Outputs:
     def compute() -> Outputs:
         fall_back = record.get("allow_cgroup_fallback", False)
-        sample = sample_available(rules, _view(record, rules), may_fall_back=fall_back)
-        return {"result": sample.available_bytes, "logs": _lines(sample.logs)}
+        budget = rank_budget(rules, _view(record, rules), may_fall_back=fall_back)
+        return {"result": budget.available_bytes, "logs": _lines(budget.logs)}
 
     return _failing(compute)
 

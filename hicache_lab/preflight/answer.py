@@ -11,10 +11,9 @@ from hicache_lab.base.units import format_gb, gb
 from hicache_lab.preflight.contradictions import Refusal
 from hicache_lab.preflight.orders import Order
 from hicache_lab.preflight.question import Question
-from hicache_lab.sizing.guard import beyond_reserve_bytes
+from hicache_lab.sizing.guard import AutoSize, beyond_reserve_bytes
 from hicache_lab.sizing.pools import resident_bytes
 from hicache_lab.sizing.rank import RankPools
-from hicache_lab.sizing.shares import AutoSize
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -13,10 +13,9 @@ from hicache_lab.preflight.question import Question
 from hicache_lab.sglang.arguments import HicacheArguments, Resolution, resolve_arguments
 from hicache_lab.sglang.launch import refusals
 from hicache_lab.sglang.launch.flags import known_flags
-from hicache_lab.sizing.guard import LaunchFailure
+from hicache_lab.sizing.guard import AutoSize, LaunchFailure, auto_size
 from hicache_lab.sizing.pools import failure_without_check, pool_warnings
 from hicache_lab.sizing.rank import RankPlanner, RankPools
-from hicache_lab.sizing.shares import AutoSize, auto_size
 
 
 def assess(question: Question) -> Answer:

@@ -8,6 +8,7 @@ from typing import Literal
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.sglang.releases import ReleaseRules
 from hicache_lab.sizing.geometry import ModelGeometry
+from hicache_lab.sizing.kv import option
 
 # NEXTN is SGLang's other name for EAGLE; these use the model's own MTP layers when no other draft is named
 _MTP_ALGORITHMS = frozenset({"EAGLE", "NEXTN"})
@@ -39,23 +40,18 @@ class Draft:
         return self.layers if self.place == "packed" else 0
 
 
-def _given(config: LaunchConfig, name: str) -> bool:
-    return any(option.lstrip("-").replace("_", "-") == name for option, _ in config.other)
-
-
 def _own_layers(config: LaunchConfig, geometry: ModelGeometry, rules: ReleaseRules) -> int:
     """MTP layers of the model that end up on the host: one draft runner has one pool entry, whatever the config says.
 
     Source: 0.5.11–0.5.17 get_draft_kv_pool (the first runner only); 0.5.18+ _build_hicache_draft_plan (all of them:
     --enable-multi-layer-eagle makes one a step).
     """
-    if any(geometry.inner_architecture.startswith(name) for name in _WITHOUT_MTP_CLASS):
+    if geometry.inner_architecture.startswith(_WITHOUT_MTP_CLASS) or not geometry.draft_layers:
         return 0
     if geometry.confidence == "inline":
         return geometry.draft_layers
-    steps = config.speculative_num_steps or 1
-    several = _given(config, "enable-multi-layer-eagle") and rules.draft == "packed"
-    return (steps if several else 1) if geometry.draft_layers else 0
+    several = rules.draft == "packed" and option(config, "enable-multi-layer-eagle") is not None
+    return (config.speculative_num_steps or 1) if several else 1
 
 
 def plan_draft(
@@ -79,8 +75,7 @@ def plan_draft(
         if geometry.kind == "dsv4":
             return Draft(missing=f"the draft model {model.name} of a DeepSeek-V4 server is not counted")
         return Draft("sidecar", model.count("full", "swa"), model)
-    stated = geometry.confidence == "inline" and geometry.draft_layers > 0
-    if algorithm is None and not stated:
+    if algorithm is None and not (geometry.confidence == "inline" and geometry.draft_layers > 0):
         return Draft()
     layers = _own_layers(config, geometry, rules) if algorithm is None or algorithm in _MTP_ALGORITHMS else 0
     if layers:

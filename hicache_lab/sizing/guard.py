@@ -14,6 +14,9 @@ LogLine = tuple[str, str]
 RESERVE_TEXT = format_gib(RESERVE_BYTES, 0)
 """The reserve in words."""
 
+AUTO_SIZE_SLACK = 0.05
+"""Share of the budget that auto-sizing keeps for page rounding and staging buffers (hicache_auto_size.py)."""
+
 AUTO_SIZE_IMPOSSIBLE = (
     "Cannot automatically size HiCache host memory; set --hicache-size explicitly (GB per rank), "
     "leaving room for other memory use within the container limit."
@@ -40,48 +43,6 @@ class HostView:
     cgroup_headroom_bytes: int | None = None
     cgroup_error: str | None = None
     ranks_per_host: int = 1
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Host memory as the release takes it for available, and the lines that reading it leaves in the log."""
-
-    available_bytes: int
-    logs: tuple[LogLine, ...] = ()
-
-
-def sample_available(rules: ReleaseRules, view: HostView, *, may_fall_back: bool) -> Sample:
-    """Memory that the release believes to be available, container limit included where it looks at one.
-
-    Args:
-        rules: up to 0.5.20 a container's limit is not read; 0.5.21 fails when it cannot be read.
-        view: what the rank reads.
-        may_fall_back: explicit sizes may fall back to the host's value (0.5.22+); auto-sizing may not.
-
-    Raises:
-        LaunchFailure: the control group could not be read and the release does not go on without it.
-
-    Source: mem_cache/host_memory.py available_host_memory_bytes.
-    """
-    if not rules.guard_reads_cgroup:
-        return Sample(view.available_bytes)
-    if view.cgroup_error is not None:
-        if not rules.cgroup_fallback:
-            raise LaunchFailure("RuntimeError", view.cgroup_error)
-        if not may_fall_back:
-            raise LaunchFailure("RuntimeError", AUTO_SIZE_IMPOSSIBLE)
-        text = (
-            f"Cannot determine cgroup memory headroom: {view.cgroup_error}. Checking explicitly sized HiCache pools "
-            "against host available memory; ensure all local ranks' pools fit within the container memory limit."
-        )
-        return Sample(view.available_bytes, (("WARNING", text),))
-    if view.cgroup_headroom_bytes is None:
-        return Sample(view.available_bytes)
-    text = (
-        f"HiCache memory headroom: host {view.available_bytes / GIB:.1f} GiB, "
-        f"cgroup {view.cgroup_headroom_bytes / GIB:.1f} GiB"
-    )
-    return Sample(min(view.available_bytes, view.cgroup_headroom_bytes), (("INFO", text),))
 
 
 @dataclass(frozen=True)
@@ -159,16 +120,91 @@ CHECK_RULES: Mapping[str, tuple[str, Mapping[object, str]]] = {
 def rank_budget(rules: ReleaseRules, view: HostView, *, may_fall_back: bool = True) -> Budget:
     """The allowance of one rank: available minus the reserve, in later releases divided by the ranks on the host.
 
-    Source: 0.4.4–0.5.18 HostKVCache.__init__; 0.5.19+ mem_cache/pool_host/base.py host_memory_budget_bytes.
+    Args:
+        rules: up to 0.5.20 a container's limit is not read; 0.5.21 fails when it cannot be read.
+        view: what the rank reads.
+        may_fall_back: explicit sizes may fall back to the host's value (0.5.22+); auto-sizing may not.
+
+    Raises:
+        LaunchFailure: the control group could not be read and the release does not go on without it.
+
+    Source: 0.4.4–0.5.18 HostKVCache.__init__; 0.5.19+ mem_cache/pool_host/base.py host_memory_budget_bytes,
+    mem_cache/host_memory.py available_host_memory_bytes.
     """
-    sample = sample_available(rules, view, may_fall_back=may_fall_back)
+    available = view.available_bytes
+    logs: tuple[LogLine, ...] = ()
+    if rules.guard_reads_cgroup and view.cgroup_error is not None:
+        if not rules.cgroup_fallback:
+            raise LaunchFailure("RuntimeError", view.cgroup_error)
+        if not may_fall_back:
+            raise LaunchFailure("RuntimeError", AUTO_SIZE_IMPOSSIBLE)
+        text = (
+            f"Cannot determine cgroup memory headroom: {view.cgroup_error}. Checking explicitly sized HiCache pools "
+            "against host available memory; ensure all local ranks' pools fit within the container memory limit."
+        )
+        logs = (("WARNING", text),)
+    elif rules.guard_reads_cgroup and view.cgroup_headroom_bytes is not None:
+        text = (
+            f"HiCache memory headroom: host {available / GIB:.1f} GiB, "
+            f"cgroup {view.cgroup_headroom_bytes / GIB:.1f} GiB"
+        )
+        available, logs = min(available, view.cgroup_headroom_bytes), (("INFO", text),)
     return Budget(
-        sample.available_bytes,
+        available,
         divides=rules.guard_divides_by_ranks,
         divisor=view.ranks_per_host if rules.guard_divides_by_ranks else 1,
         shows_available=rules.shown == "available",
-        logs=sample.logs,
+        logs=logs,
     )
+
+
+@dataclass(frozen=True)
+class AutoSize:
+    """What auto-sizing settles on: the ratio, the budget of one rank and its log lines."""
+
+    ratio: float
+    budget_bytes: int
+    logs: tuple[LogLine, ...]
+
+
+def auto_size(
+    rules: ReleaseRules,
+    view: HostView,
+    *,
+    ratio: float,
+    fraction: float,
+    device_bytes: int,
+) -> AutoSize:
+    """Lower the default ratio until the host pools fit.
+
+    Args:
+        rules: 0.5.21 or later.
+        view: what this rank reads.
+        ratio: the ratio asked for, 2.0 by default; auto-sizing only lowers it.
+        fraction: --hicache-host-memory-fraction, in (0, 1].
+        device_bytes: bytes of all device pools of this rank that are mirrored.
+
+    Raises:
+        LaunchFailure: nothing is left after the reserve, or the control group could not be read.
+
+    Source: 0.5.21+ mem_cache/hicache_auto_size.py auto_size_hicache.
+    """
+    allowance = rank_budget(rules, view, may_fall_back=False)
+    budget = int(allowance.budget_bytes * fraction)
+    fitted = min(ratio, budget * (1 - AUTO_SIZE_SLACK) / device_bytes)
+    if fitted <= 0:
+        raise LaunchFailure(
+            "ValueError",
+            "No host memory is left for HiCache after the 10 GiB reserve; "
+            "set --hicache-ratio or --hicache-size explicitly.",
+            allowance.logs,
+        )
+    text = (
+        f"HiCache auto-sizing: ratio {ratio:.3f} -> {fitted:.3f}; {budget / GIB:.1f} GiB host memory per rank "
+        f"(fraction {fraction:.2f}, {view.ranks_per_host} ranks on this host), "
+        f"host pools {device_bytes * fitted / GIB:.1f} GiB."
+    )
+    return AutoSize(fitted, budget, (*allowance.logs, ("INFO", text)))
 
 
 def beyond_reserve_bytes(available_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,6 @@ Kind = Literal["mha", "mla", "nsa", "mamba", "indexer", "dsv4", "dsv4_state"]
 _PAGE_POOLS = ("dsv4", "dsv4_state")
 
 NOT_LARGER = "The host memory should be larger than the device memory with the current protocol"
-DSV4_NEEDS_RATIO = "DeepSeek V4 HiCache currently does not support --hicache-size; use --hicache-ratio instead."
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ class PoolSpec:
     anchor_tokens: int = 0
     pages: int = 0
     index_stride_bytes: int | None = None
-    layout_family: Literal["mha", "mla"] = "mha"
 
     @property
     def layers(self) -> int:
@@ -86,20 +85,10 @@ class HostPool:
 class Construction:
     """How building a pool ends: ``outcome`` is ``ok`` or the exception's type, with what was logged before."""
 
-    pool: HostPool | None
     outcome: str = "ok"
     message: str | None = None
     logs: tuple[LogLine, ...] = ()
     budget: Budget | None = None
-
-
-def _wanted_tokens(spec: PoolSpec, rules: ReleaseRules) -> tuple[int, int | None]:
-    """Tokens before page rounding, and what they were before the pipeline stages agreed on the smallest."""
-    if spec.size_gb <= 0:
-        return int(spec.device_tokens * spec.ratio), None
-    own = int(spec.size_gb * float(GB) // spec.bytes_per_token)  # a float product, as in the source
-    agreed = min((own, *spec.pp_peer_tokens)) if rules.pp_stages_share_tokens else own
-    return agreed, (own if agreed != own else None)
 
 
 def size_pool(spec: PoolSpec, rules: ReleaseRules) -> HostPool:
@@ -144,7 +133,12 @@ def size_pool(spec: PoolSpec, rules: ReleaseRules) -> HostPool:
             )
         pages = tokens // page
     else:
-        wanted, synced_from = _wanted_tokens(spec, rules)
+        wanted = int(spec.device_tokens * spec.ratio)
+        if spec.size_gb > 0:
+            own = int(spec.size_gb * float(GB) // spec.bytes_per_token)  # a float product, as in the source
+            # from 0.5.15 on the pipeline stages agree on the smallest
+            wanted = min((own, *spec.pp_peer_tokens)) if rules.pp_stages_share_tokens else own
+            synced_from = own if wanted != own else None
         pages = wanted // page + (1 if rules.rounding == "up_a_page" else 0)
         tokens = wanted if rules.rounding == "none" else pages * page
     requested = tokens * spec.bytes_per_token
@@ -159,16 +153,6 @@ def size_pool(spec: PoolSpec, rules: ReleaseRules) -> HostPool:
 def resident_bytes(pool: HostPool, rules: ReleaseRules) -> int:
     """Host bytes that a pool really takes, pinned-allocator rounding included."""
     return rules.resident_bytes(pool.allocated_bytes)
-
-
-def _smaller_text(spec: PoolSpec, rules: ReleaseRules, tokens: int) -> str:
-    named = rules.warning_names_pool and spec.kind != "mamba"
-    pool = f"{spec.label} host pool" if named else "host KV pool"
-    return (
-        f"HiCache {pool} ({tokens} tokens) is smaller than the device pool ({spec.device_tokens} tokens);"
-        "L2 cache effectiveness is reduced.Consider increasing --hicache-ratio (or --hicache-size) "
-        "for higher L2 cache hit rate."
-    )
 
 
 def _packed(spec: PoolSpec, noun: str) -> str:
@@ -206,33 +190,41 @@ def allocating_text(pool: HostPool, rules: ReleaseRules) -> str:
     return f"Allocating {amount} host memory for hierarchical KV cache."
 
 
-def _check_layout_first(spec: PoolSpec, rules: ReleaseRules) -> None:
-    """Mamba pools look at the layout before anything else from 0.5.14 on."""
-    if spec.kind != "mamba" or rules.mamba_layout_error == "after_guard":
-        return
-    if rules.mamba_layout_error == "first_value_error" and spec.layout != "page_first_direct":
-        text = f"MambaPoolHost only supports layout='page_first_direct', got '{spec.layout}'."
-        raise LaunchFailure("ValueError", text)
-    if spec.layout not in ("page_first", "page_first_direct"):
-        raise LaunchFailure("AssertionError", f"Unsupported layout: {spec.layout}")
-
-
-def _check_larger(pool: HostPool, rules: ReleaseRules) -> tuple[LogLine, ...]:
-    """Host not larger than device: an assertion until 0.5.14, then a warning."""
+def _before_check(pool: HostPool, rules: ReleaseRules) -> Iterator[LogLine]:
+    """What the release writes, and stops at, before it looks at the host's memory."""
     spec = pool.spec
+    # from 0.5.14 on, mamba pools look at the layout before anything else
+    if spec.kind == "mamba" and rules.mamba_layout_error != "after_guard":
+        if rules.mamba_layout_error == "first_value_error" and spec.layout != "page_first_direct":
+            text = f"MambaPoolHost only supports layout='page_first_direct', got '{spec.layout}'."
+            raise LaunchFailure("ValueError", text)
+        if spec.layout not in ("page_first", "page_first_direct"):
+            raise LaunchFailure("AssertionError", f"Unsupported layout: {spec.layout}")
+    if rules.not_larger == "assert_ratio" and spec.ratio < 1 and spec.size_gb <= 0:
+        raise LaunchFailure("AssertionError", NOT_LARGER)
+    if pool.synced_from_tokens is not None:
+        smallest = min(spec.pp_peer_tokens)
+        yield "INFO", f"Sync fixed-size HiCache host token capacity from {pool.synced_from_tokens} to {smallest}."
     if spec.kind in ("indexer", *_PAGE_POOLS) or pool.tokens > spec.device_tokens:
-        return ()
+        return
+    # host not larger than device: an assertion until 0.5.14, then a warning
     if rules.not_larger == "assert_tokens":
         raise LaunchFailure("AssertionError", NOT_LARGER)
     if rules.not_larger == "warn":
-        return (("WARNING", _smaller_text(spec, rules, pool.tokens)),)
-    return ()
+        named = rules.warning_names_pool and spec.kind != "mamba"
+        name = f"{spec.label} host pool" if named else "host KV pool"
+        yield (
+            "WARNING",
+            f"HiCache {name} ({pool.tokens} tokens) is smaller than the device pool ({spec.device_tokens} tokens);"
+            "L2 cache effectiveness is reduced.Consider increasing --hicache-ratio (or --hicache-size) "
+            "for higher L2 cache hit rate.",
+        )
 
 
 def failure_without_check(pool: HostPool, rules: ReleaseRules) -> LaunchFailure | None:
     """What stops this pool on any host, before its memory is looked at; None if nothing does."""
     try:
-        _before_check(pool, rules)
+        list(_before_check(pool, rules))
     except LaunchFailure as failure:
         return failure
     return None
@@ -240,36 +232,10 @@ def failure_without_check(pool: HostPool, rules: ReleaseRules) -> LaunchFailure 
 
 def pool_warnings(pool: HostPool, rules: ReleaseRules) -> list[str]:
     """What the release warns of while it builds this pool, on any host."""
-    if failure_without_check(pool, rules) is not None:
+    try:
+        return [text for level, text in _before_check(pool, rules) if level == "WARNING"]
+    except LaunchFailure:
         return []
-    return [text for level, text in _check_larger(pool, rules) if level == "WARNING"]
-
-
-def _before_check(pool: HostPool, rules: ReleaseRules) -> tuple[LogLine, ...]:
-    spec = pool.spec
-    logs: tuple[LogLine, ...] = ()
-    _check_layout_first(spec, rules)
-    if rules.not_larger == "assert_ratio" and spec.ratio < 1 and spec.size_gb <= 0:
-        raise LaunchFailure("AssertionError", NOT_LARGER)
-    if pool.synced_from_tokens is not None:
-        smallest = min(spec.pp_peer_tokens)
-        text = f"Sync fixed-size HiCache host token capacity from {pool.synced_from_tokens} to {smallest}."
-        logs = (("INFO", text),)
-    try:
-        return logs + _check_larger(pool, rules)
-    except LaunchFailure as failure:
-        raise LaunchFailure(failure.kind, failure.message, logs) from None
-
-
-def construct_pool(
-    spec: PoolSpec, rules: ReleaseRules, view: HostView, *, booked_budget_bytes: int | None = None
-) -> Construction:
-    """Size a pool and build it as the release does (:func:`check_pool`)."""
-    try:
-        pool = size_pool(spec, rules)
-    except LaunchFailure as failure:
-        return Construction(None, failure.kind, failure.message)
-    return check_pool(pool, rules, view, booked_budget_bytes=booked_budget_bytes)
 
 
 def check_pool(
@@ -287,9 +253,10 @@ def check_pool(
         The outcome; nothing is allocated.
     """
     spec, budget = pool.spec, None
-    logs: tuple[LogLine, ...] = ()
+    logs: list[LogLine] = []
     try:
-        logs = _before_check(pool, rules)
+        for line in _before_check(pool, rules):
+            logs.append(line)  # also those before a failure
         if booked_budget_bytes is None:
             budget = rank_budget(rules, view)
             logs += budget.logs
@@ -299,17 +266,17 @@ def check_pool(
             label = rules.indexer_label if spec.kind == "indexer" else spec.label
             text = refusal_text(spec.kind, label, pool.requested_bytes, budget.shown_bytes)
             raise LaunchFailure("ValueError", text)
-        logs += (("INFO", allocating_text(pool, rules)),)
+        logs.append(("INFO", allocating_text(pool, rules)))
         if spec.kind == "nsa" and spec.index_stride_bytes is not None:
             pages = (pool.tokens + pool.page_size + 1) // pool.page_size
             text = (
                 "NSATokenToKVPoolHost initialized with indexer page stride size: "
                 f"{spec.index_stride_bytes}, page num: {pages}"
             )
-            logs += (("INFO", text),)
-        family = rules.layouts.get(spec.layout_family, frozenset())
-        if spec.kind in ("mha", "mla", "nsa") and spec.layout not in family:
+            logs.append(("INFO", text))
+        layouts = rules.layouts.get("mha" if spec.kind == "mha" else "mla", frozenset())
+        if spec.kind in ("mha", "mla", "nsa") and spec.layout not in layouts:
             raise LaunchFailure("ValueError", f"Unsupported layout: {spec.layout}")
     except LaunchFailure as failure:
-        return Construction(pool, failure.kind, failure.message, logs + failure.logs, budget)
-    return Construction(pool, logs=logs, budget=budget)
+        return Construction(failure.kind, failure.message, tuple(logs), budget)
+    return Construction(logs=tuple(logs), budget=budget)

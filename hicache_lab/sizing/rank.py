@@ -10,13 +10,12 @@ from hicache_lab.base.units import GB
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.sglang.releases import ReleaseRules
 from hicache_lab.sizing.draft import plan_draft
-from hicache_lab.sizing.dsv4 import DSV4_SWA_RATIO, Dsv4Device, dsv4_pools
+from hicache_lab.sizing.dsv4 import DSV4_SWA_RATIO, dsv4_pools
 from hicache_lab.sizing.geometry import ModelGeometry
 from hicache_lab.sizing.guard import LaunchFailure
 from hicache_lab.sizing.kv import KvRows, environment, option
 from hicache_lab.sizing.pages import resolve_page_size
-from hicache_lab.sizing.pools import HostPool, PoolSpec, resident_bytes, size_pool
-from hicache_lab.sizing.shares import split_size
+from hicache_lab.sizing.pools import HostPool, Kind, PoolSpec, resident_bytes, size_pool
 from hicache_lab.sizing.side_pools import draft_pools, draft_row, indexer_pool
 
 DEFAULT_SWA_RATIO = 0.8
@@ -77,29 +76,13 @@ class RankPools:
         return sum(resident_bytes(pool, rules) for pool in self.pools)
 
 
-@dataclass(frozen=True)
-class _Group:
-    """One device pool to mirror. ``draft_bytes_per_token`` are the packed draft layers in ``bytes_per_token``."""
+def split_size(size_gb: float, device_pool_bytes: Sequence[int]) -> tuple[float, ...]:
+    """One --hicache-size shared among sub-pools in proportion to their device bytes, in GB (1e9).
 
-    label: str
-    kind: str
-    bytes_per_token: int
-    device_tokens: int
-    layers: int
-    padding_tokens: int
-    taken_per_token: int | None = None
-    draft_layers: int = 0
-    draft_bytes_per_token: int = 0
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of the device buffers: they have one page (one slot) of padding more than tokens."""
-        return self.bytes_per_token * (self.device_tokens + self.padding_tokens)
-
-    @property
-    def target_bytes(self) -> int:
-        """Bytes of the target's own device buffers, by which --hicache-size is shared among the pools."""
-        return (self.bytes_per_token - self.draft_bytes_per_token) * (self.device_tokens + self.padding_tokens)
+    Source: 0.5.17+ mem_cache/hybrid_cache/hybrid_pool_assembler.py _split_hicache_size.
+    """
+    total = sum(device_pool_bytes)
+    return tuple(size_gb * device_bytes / total for device_bytes in device_pool_bytes)
 
 
 class RankPlanner:
@@ -115,7 +98,8 @@ class RankPlanner:
         draft: ModelGeometry | None = None,
         stage: int = 0,
     ) -> None:
-        self.config, self.geometry, self.rules, self.stage, self.draft = config, geometry, rules, stage, draft
+        self.config, self.geometry, self.rules, self.stage = config, geometry, rules, stage
+        self.layout = config.hicache_mem_layout or rules.default_layout
         self.assumed: list[str] = list(geometry.assumed)
         self.page_size, forced = resolve_page_size(config, geometry, rules)
         if forced:
@@ -126,33 +110,34 @@ class RankPlanner:
             config.pp_size or 1, stage, remainder=rules.pp_remainder, partition=_partition(config)
         )
         self.layers = geometry.layer_kinds[self._stage]
-        self.device_tokens = self._device_tokens(device)
         self.device = device
+        self.device_tokens = self._device_tokens(device.tokens)
         self.refusal = self._unsupported()
-        self.groups = () if self.refusal or geometry.kind == "dsv4" else self._groups()
+        # the device pools to mirror, without the ratio or the size that is asked for them
+        self.groups = () if self.refusal or geometry.kind == "dsv4" else self._groups(self.device_tokens or 0)
         in_tree = self.rows.swa_pool or geometry.kind == "dsv4"
         needs_tree = in_tree and self.rows.architectures & rules.swa_needs_unified_tree
         if needs_tree and environment(config, "SGLANG_ENABLE_UNIFIED_RADIX_TREE") not in ("1", "true", "True"):
             self.assumed.append("SGLANG_ENABLE_UNIFIED_RADIX_TREE=1 is set; without it this release refuses the model")
 
-    def _device_tokens(self, device: DeviceFacts) -> int | None:
-        dcp = self.config.dcp_size or 1
-        if device.tokens is not None and dcp > 1 and self.rules.dcp_logs_logical_tokens:
+    def _device_tokens(self, stated: int | None) -> int | None:
+        dcp, kv_bytes = self.config.dcp_size or 1, self.device.kv_bytes
+        if stated is not None and dcp > 1 and self.rules.dcp_logs_logical_tokens:
             # 0.5.21+ managers/tp_worker.py get_worker_info: what the log calls tokens is the whole group's
-            return device.tokens // dcp
+            return stated // dcp
         cap = self.config.max_total_tokens
-        if device.tokens is not None and (cap is None or device.tokens <= cap):
-            return device.tokens
-        if cap is not None and device.kv_bytes is None:
+        if stated is not None and (cap is None or stated <= cap):
+            return stated
+        if cap is not None and kv_bytes is None:
             pages = cap // self.page_size
             self.assumed.append(f"the device holds the {pages * self.page_size} tokens of --max-total-tokens, no fewer")
             return pages * self.page_size or None
-        if device.kv_bytes is None:
-            return device.tokens
+        if kv_bytes is None or self.geometry.kind == "dsv4":
+            return stated
         row = self.rows.row(self.rows.full_layers(self.layers))
         if not self.rules.mla_bytes_count_layers and self.rows.latent_or_given(self.geometry):
             row *= len(self.layers)
-        tokens = device.kv_bytes // row if row else None
+        tokens = kv_bytes // row if row else None
         return tokens if cap is None or tokens is None else min(tokens, cap)
 
     def _host_layers(self, layers: int) -> int:
@@ -191,53 +176,60 @@ class RankPlanner:
             return LaunchFailure("ValueError", text)
         return None
 
-    def _groups(self) -> tuple[_Group, ...]:
-        tokens = self.device_tokens or 0
-        layers, packed = self._host_layers(self.rows.full_layers(self.layers)), self.plan.packed_layers
-        row, draft_row = self.rows.row(layers + packed), self.rows.row(packed) if packed else 0
-        inside = self.rules.indexer == "inside_the_flag" and self.rows.index_row
-        kind = "mha" if self.geometry.latent is None and self.geometry.kv_row_bytes is None else "mla"
-        taken = None if self.rules.mla_bytes_count_layers or kind == "mha" else row * (layers + packed)
-        anchor = _Group(
-            "full" if self.rows.swa_pool else "kv",
-            "nsa" if inside else kind,
-            row + (self.rows.index_row * layers if inside else 0),
-            tokens,
-            layers,
-            self.page_size,
-            taken,
-            packed,
-            draft_row,
+    def _groups(self, tokens: int) -> tuple[PoolSpec, ...]:
+        rows, packed, dcp = self.rows, self.plan.packed_layers, self.config.dcp_size or 1
+        layers = self._host_layers(rows.full_layers(self.layers))
+        row = rows.row(layers + packed)
+        kind: Kind = "mla" if rows.latent_or_given(self.geometry) else "mha"
+        inside = rows.index_row if self.rules.indexer == "inside_the_flag" else 0
+        anchor = PoolSpec(
+            kind="nsa" if inside else kind,
+            bytes_per_token=row + inside * layers,
+            # this release's check counts one layer of them
+            allocated_bytes_per_token=(
+                None if self.rules.mla_bytes_count_layers or kind == "mha" else row * (layers + packed)
+            ),
+            device_tokens=tokens,
+            page_size=self.page_size * dcp,
+            dcp_size=dcp,
+            label="full" if rows.swa_pool else "kv",
+            layout=self.layout,
+            target_layers=layers,
+            draft_layers=packed,
+            index_stride_bytes=inside * self.page_size or None,
         )
-        found = [anchor] if layers else []
-        if self.rows.swa_pool:
-            sliding = sum(layer == "swa" for layer in self.layers)
-            found.append(
-                _Group(
-                    "swa",
-                    "mha",
-                    self.rows.head_row(self.geometry, "swa", sliding),
-                    self._swa_tokens(),
-                    sliding,
-                    self.page_size,
+        groups = [anchor] if layers else []
+        if rows.swa_pool:
+            sliding = self.layers.count("swa")
+            groups.append(
+                PoolSpec(
+                    kind="mha",
+                    bytes_per_token=rows.head_row(self.geometry, "swa", sliding),
+                    device_tokens=self._swa_tokens(tokens),
+                    page_size=self.page_size * dcp,
+                    dcp_size=dcp,
+                    label="swa",
+                    layout=self.layout,
+                    target_layers=sliding,
                 )
             )
-        linear = sum(layer == "linear" for layer in self.layers)
-        slot = self.rows.state_slot(linear)
-        if slot:
-            found.append(_Group("mamba", "mamba", slot, self._mamba_slots(slot, anchor), linear, 1))
-        return tuple(found)
+        linear = self.layers.count("linear")
+        if slot := rows.state_slot(linear):
+            slots = self._mamba_slots(slot, anchor)
+            mamba = PoolSpec("mamba", slot, slots, label="mamba", layout=self.layout, target_layers=linear)
+            groups.append(mamba)
+        return tuple(groups)
 
-    def _swa_tokens(self) -> int:
+    def _swa_tokens(self, tokens: int) -> int:
         if self.device.swa_tokens is not None:
             return self.device.swa_tokens
         ratio = self.config.swa_full_tokens_ratio
         if ratio is None:
             ratio = DSV4_SWA_RATIO if self.geometry.kind == "dsv4" else DEFAULT_SWA_RATIO
             self.assumed.append(f"sliding-window device tokens are {ratio} × the full ones (--swa-full-tokens-ratio)")
-        return int((self.device_tokens or 0) * ratio)
+        return int(tokens * ratio)
 
-    def _mamba_slots(self, slot_bytes: int, anchor: _Group) -> int:
+    def _mamba_slots(self, slot_bytes: int, anchor: PoolSpec) -> int:
         if self.device.mamba_slots is not None:
             return self.device.mamba_slots
         if self.config.max_mamba_cache_size is not None:
@@ -246,14 +238,21 @@ class RankPlanner:
         self.assumed.append(
             f"state slots follow from --mamba-full-memory-ratio {ratio}; give --max-mamba-cache-size for exact ones"
         )
-        return int(anchor.target_bytes * ratio / slot_bytes)
+        return int(self._on_device(anchor, with_draft=False) * ratio / slot_bytes)
+
+    def _on_device(self, group: PoolSpec, *, with_draft: bool = True) -> int:
+        """Bytes of a pool's device buffers: they have one page (one slot) of padding more than tokens."""
+        row = group.bytes_per_token
+        if group.draft_layers and not with_draft:
+            row -= self.rows.row(group.draft_layers)
+        return row * (group.device_tokens + (1 if group.kind == "mamba" else self.page_size))
 
     @property
     def device_bytes(self) -> int | None:
         """Bytes of the device pools that are mirrored, as auto-sizing counts them; None when unknown."""
         if self.device_tokens is None or self.geometry.kind == "dsv4":
             return None
-        total = sum(group.device_bytes for group in self.groups)
+        total = sum(map(self._on_device, self.groups))
         if self.rules.indexer == "sidecar" and self.rows.index_row:
             layers = self._indexer_layers() + self.plan.packed_layers
             total += self.rows.index_row * layers * (self.device_tokens + self.page_size)
@@ -264,44 +263,11 @@ class RankPlanner:
     # -- the answer -----------------------------------------------------------------------------------------
 
     def _sizes(self, size_gb: float) -> tuple[float, ...]:
-        """GB for each group: each the whole flag until 0.5.16, shared by device bytes from 0.5.17 on."""
+        """GB for each group: each the whole flag until 0.5.16, shared by the target's device bytes from 0.5.17 on."""
         if size_gb <= 0 or not self.rules.size_split or len(self.groups) == 1:
             return (size_gb,) * len(self.groups)
-        return split_size(size_gb, [group.target_bytes for group in self._proportioned()])
-
-    def _proportioned(self) -> Sequence[_Group]:
-        if self.device_tokens:
-            return self.groups
-        other = RankPlanner(
-            self.config,
-            self.geometry,
-            self.rules,
-            replace(self.device, tokens=_NOMINAL_TOKENS),
-            draft=self.draft,
-            stage=self.stage,
-        )
-        return other.groups
-
-    def _spec(self, group: _Group, ratio: float, size_gb: float, peers: tuple[int, ...]) -> PoolSpec:
-        dcp = self.config.dcp_size or 1
-        layout = self.config.hicache_mem_layout or self.rules.default_layout
-        return PoolSpec(
-            kind=group.kind,  # type: ignore[arg-type]
-            bytes_per_token=group.bytes_per_token,
-            allocated_bytes_per_token=group.taken_per_token,
-            device_tokens=group.device_tokens,
-            page_size=1 if group.kind == "mamba" else self.page_size * dcp,
-            dcp_size=1 if group.kind == "mamba" else dcp,
-            ratio=ratio,
-            size_gb=size_gb,
-            label=group.label,
-            layout=layout,
-            target_layers=group.layers,
-            draft_layers=group.draft_layers,
-            pp_peer_tokens=peers,
-            index_stride_bytes=self.rows.index_row * self.page_size if group.kind == "nsa" else None,
-            layout_family="mha" if group.kind in ("mha", "mamba") else "mla",
-        )
+        groups = self.groups if self.device_tokens else self._groups(self._device_tokens(_NOMINAL_TOKENS) or 0)
+        return split_size(size_gb, [self._on_device(group, with_draft=False) for group in groups])
 
     def require_auto_size(self) -> None:
         """Whether the release can size these pools itself.
@@ -339,7 +305,8 @@ class RankPlanner:
         if self.refusal is not None:
             raise self.refusal
         if self.device_tokens is None and size_gb <= 0:
-            wanted = "device tokens (--device-tokens: max_total_num_tokens in the server's log, or --device-kv-gb)"
+            instead = "" if self.geometry.kind == "dsv4" else ", or --device-kv-gb"
+            wanted = f"device tokens (--device-tokens: max_total_num_tokens in the server's log{instead})"
             return RankPools((), self.page_size, self.stage, assumed=self._all_assumed, missing=(wanted,))
         pools = self._dsv4(ratio, size_gb) if self.geometry.kind == "dsv4" else self._flat(ratio, size_gb, peers)
         return RankPools(
@@ -360,7 +327,8 @@ class RankPlanner:
         built = []
         for group, share in zip(self.groups, self._sizes(size_gb), strict=True):
             others = tuple(peer[group.label] for peer in peers if group.label in peer)
-            built.append(size_pool(self._spec(group, ratio, share, others), self.rules))
+            spec = replace(group, ratio=ratio, size_gb=share, pp_peer_tokens=others)
+            built.append(size_pool(spec, self.rules))
         anchor = built[0]
         # the index pool is checked right after the KV pool that it lies beside
         if self.rules.indexer == "sidecar" and self.rows.index_row:
@@ -373,15 +341,18 @@ class RankPlanner:
         self.assumed.append(
             "DeepSeek-V4: pools of the FlashMLA layout on CUDA, compression states in fp32, as read in 0.5.12–0.5.23"
         )
-        speculative = self.config.speculative_algorithm is not None
-        device = Dsv4Device(
+        return dsv4_pools(
+            shape,
+            self.layers,
+            self.rules,
             full_tokens=self.device_tokens or 0,
-            swa_tokens=self._swa_tokens(),
+            swa_tokens=self._swa_tokens(self.device_tokens or 0),
             draft_layers=self.plan.layers,
-            speculative=speculative,
-            layout=self.config.hicache_mem_layout or self.rules.default_layout,
+            speculative=self.config.speculative_algorithm is not None,
+            layout=self.layout,
+            ratio=ratio,
+            size_gb=size_gb,
         )
-        return dsv4_pools(shape, self.layers, self.rules, device, ratio=ratio, size_gb=size_gb)
 
 
 def _partition(config: LaunchConfig) -> tuple[int, ...] | None:

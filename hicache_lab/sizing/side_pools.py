@@ -54,7 +54,6 @@ def draft_pools(anchor: HostPool, rows: KvRows, draft: Draft, device_tokens: int
         pp_peer_tokens=(),
         index_stride_bytes=None,
         host_token_capacity=anchor.tokens if rows.rules.draft_exact else None,
-        layout_family="mla" if rows.latent_or_given(model) else "mha",
     )
     pool = size_pool(spec, rows.rules)
     if model.index_head_dim is None or not rows.rules.dsa_draft_like_device:

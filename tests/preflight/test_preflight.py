@@ -93,6 +93,13 @@ def test_the_words_of_the_incident() -> None:
         assert part in text
 
 
+def test_bytes_on_the_device_say_no_tokens_of_deepseek_v4() -> None:
+    answer = assess(ask("deepseek-v4-pro", "0.5.17", tp_size=8, device_kv_gb=30.0, hicache_ratio=2, host_ram="449GB"))
+    assert answer.verdict == "UNKNOWN"
+    assert "--device-tokens" in answer.missing[0]
+    assert "--device-kv-gb" not in answer.missing[0]
+
+
 def test_missing_facts_are_named_and_bytes_still_given() -> None:
     answer = assess(ask("llama-3.1-8b", "0.4.7", tp_size=4, device_tokens=1_005_629, hicache_ratio=2.0))
     assert answer.verdict == "UNKNOWN"
