@@ -224,7 +224,7 @@ def _curve_text(record: dict[str, Any]) -> str:
         lines.append(f"  knee: {tiers['knee']} (beyond it an extra byte buys less than the average byte here)")
     if tiers["largest_safe"]:
         safe = tiers["largest_safe"]
-        lines.append(f"  largest safe: {safe['label']} → {format_gb(safe['host_bytes'])} on the host")
+        lines.append(f"  largest safe: {safe['label']} → {format_gb(safe['allocated_host_bytes'])} on the host")
     if "concurrent_requests" in record:
         lines.append(
             f"  running at once: {record['concurrent_requests']} requests, with any host tier (device pool only)"
@@ -236,7 +236,7 @@ def _tier_text(row: dict[str, Any]) -> str:
     text = f"  {row['host_tokens']:>13,} tokens (ratio {row['ratio']:5.2f})"
     text += f"  {row['hit_rate']:7.2%}  +{row['host_hit_rate']:.2%}"
     if "host_bytes" in row:
-        text += f"  {row['label']:<22} {format_gb(row['host_bytes'])} on the host, {row['verdict']}"
+        text += f"  {row['label']:<22} {format_gb(row['allocated_host_bytes'])} on the host, {row['verdict']}"
     if row.get("hit_rate_per_extra_host_gb") is not None:
         text += f", {100 * row['hit_rate_per_extra_host_gb']:.3f} points per extra GB"
     if "ttft_saved_mean_s" in row:

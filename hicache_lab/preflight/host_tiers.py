@@ -27,6 +27,7 @@ class HostTier:
             the whole token, another its heads' share), so this is what the engine can keep, not a share of it.
         per_rank_bytes: what one rank asks for, all its pools.
         host_bytes: what all ranks of the host ask for.
+        allocated_host_bytes: what they really take of it (0.4.5 … 0.5.4 round each pool up).
         ranks_on_host: how many that are.
         verdict: preflight's word for it ("UNKNOWN" where no host was stated).
     """
@@ -37,6 +38,7 @@ class HostTier:
     tokens: int
     per_rank_bytes: int
     host_bytes: int
+    allocated_host_bytes: int
     ranks_on_host: int
     verdict: str
 
@@ -98,6 +100,7 @@ def _tier(answer: Answer, label: str) -> HostTier:
         tokens=rank.tokens,
         per_rank_bytes=answer.per_rank_bytes,
         host_bytes=answer.host_bytes,
+        allocated_host_bytes=answer.resident_bytes,
         ranks_on_host=answer.ranks_on_host,
         verdict=answer.verdict,
     )

@@ -171,6 +171,12 @@ class ReleaseRules:
             return allocated_bytes
         return 1 << (allocated_bytes - 1).bit_length()
 
+    def allocated_within(self, resident_bytes: int) -> int:
+        """The largest buffer that takes no more than these bytes."""
+        if not self.pinned_power_of_two or resident_bytes <= 0:
+            return resident_bytes
+        return 1 << (resident_bytes.bit_length() - 1)
+
 
 def _layouts(mha: str, mla: str) -> Mapping[str, frozenset[str]]:
     return MappingProxyType({"mha": frozenset(mha.split()), "mla": frozenset(mla.split())})

@@ -106,9 +106,15 @@ class CostBenefit:
 
     @cached_property
     def host_bytes_per_token(self) -> float:
-        """Bytes that one more token costs on the whole host: every rank's bytes, side pools included."""
+        """Bytes that one more token asks of the whole host: every rank's bytes, side pools included."""
         small, large = host_tier(self.question, ratio=2.0), host_tier(self.question, ratio=4.0)
         return (large.host_bytes - small.host_bytes) / (large.tokens - small.tokens)
+
+    def tokens_within(self, host_bytes: float) -> int:
+        """Tokens of the largest tier that really takes no more of the host than these bytes."""
+        ranks = self.question.config.processes_per_host
+        asked_bytes = ranks * self.question.rules.allocated_within(int(host_bytes / ranks))
+        return int(asked_bytes / self.host_bytes_per_token)
 
     def rate(self, host_tokens: int) -> float:
         """Hit rate of both tiers."""
@@ -138,7 +144,7 @@ class CostBenefit:
                 "ratio": round(tier.ratio, 2),
                 "tokens": tier.tokens,
                 "GB a rank": round(gb(tier.per_rank_bytes), 1),
-                "GB on the host": round(gb(tier.host_bytes), 1),
+                "GB on the host": round(gb(tier.allocated_host_bytes), 1),
                 "verdict": tier.verdict,
                 "hit rate %": round(100 * self.rate(tier.tokens), 2),
                 "host adds, points": round(100 * (self.rate(tier.tokens) - self.device_rate), 2),
@@ -158,7 +164,7 @@ class CostBenefit:
         The first step is the one from no host tier at all.
         """
         rates = [self.device_rate, *(self.rate(tier.tokens) for tier in tiers)]
-        sizes = [0, *(tier.host_bytes for tier in tiers)]
+        sizes = [0, *(tier.allocated_host_bytes for tier in tiers)]
         gained, added = (np.diff(np.array(values, np.float64)) for values in (rates, sizes))
         per_gb: list[float] = (gained / np.maximum(added / GB, 1e-12)).tolist()
         return per_gb
@@ -167,7 +173,7 @@ class CostBenefit:
         """Where an extra byte starts to buy less than the average byte; None: the curve does not bend there."""
         if len(tiers) < 2:
             return None
-        bend = knee_of([self.rate(tier.tokens) for tier in tiers], [tier.host_bytes for tier in tiers])
+        bend = knee_of([self.rate(tier.tokens) for tier in tiers], [tier.allocated_host_bytes for tier in tiers])
         return None if bend is None else tiers[bend]
 
     def replayed_rows(self, tier: HostTier, release: str, page_size: int, *, requests: int) -> Sequence[Row]:
@@ -304,7 +310,7 @@ def figures_of(case: CostBenefit, tier: HostTier, tiers: Sequence[HostTier]) -> 
         ("ceiling", case.curve.ceiling, "share of prompt tokens"),
         ("setting", tier.label, ""),
         ("host_tokens", tier.tokens, "tokens a rank"),
-        ("host_bytes", tier.host_bytes, "bytes"),
+        ("host_bytes", tier.allocated_host_bytes, "bytes"),
         ("verdict", tier.verdict, ""),
         ("knee", knee.label if knee else f"none up to {tiers[-1].label}", ""),
     ]
@@ -331,8 +337,8 @@ def conclusion(case: CostBenefit, tier: HostTier, tiers: Sequence[HostTier] = ()
         share = f"{100 * gain / possible:.0f} % of the {100 * possible:.1f} that an unlimited cache would add"
     sentences = [
         *_unfit(case, tier),
-        f"**{tier.label}** ({gb(tier.host_bytes):,.0f} GB on the host, {tier.verdict}) raises the hit rate of this "
-        f"traffic from {100 * case.device_rate:.1f} % to {100 * rate:.1f} % under {case.policy}: "
+        f"**{tier.label}** ({gb(tier.allocated_host_bytes):,.0f} GB on the host, {tier.verdict}) raises the hit "
+        f"rate of this traffic from {100 * case.device_rate:.1f} % to {100 * rate:.1f} % under {case.policy}: "
         f"**{100 * gain:.1f} points**, {share}.",
         *_cheaper(case, tier, tiers),
         *_half(case, possible),
@@ -359,10 +365,11 @@ def _cheaper(case: CostBenefit, tier: HostTier, tiers: Sequence[HostTier]) -> li
     """The smallest setting that does as much, and where the curve bends."""
     sentences = []
     least = case.rate(tier.tokens) - _NOTHING
-    same = next((one for one in tiers if one.host_bytes < tier.host_bytes and case.rate(one.tokens) >= least), None)
+    less = [one for one in tiers if one.allocated_host_bytes < tier.allocated_host_bytes]
+    same = next((one for one in less if case.rate(one.tokens) >= least), None)
     if same is not None:
-        less = gb(tier.host_bytes - same.host_bytes)
-        sentences.append(f"**{same.label}** does the same with {less:,.0f} GB less.")
+        spared_gb = gb(tier.allocated_host_bytes - same.allocated_host_bytes)
+        sentences.append(f"**{same.label}** does the same with {spared_gb:,.0f} GB less.")
     if len(tiers) > 1:
         knee, last = case.knee(tiers), tiers[-1]
         sentences.append(
@@ -383,5 +390,5 @@ def _half(case: CostBenefit, possible: float) -> list[str]:
     tokens = needed * case.curve.block_tokens
     if case.policy is WritePolicy.WRITE_BACK:
         tokens = max(tokens - case.device_tokens, 0)  # the device pool holds a part of them
-    cost = gb(tokens * case.host_bytes_per_token)
+    cost = gb(host_tier(case.question, ratio=tokens / case.device_tokens).allocated_host_bytes) if tokens else 0.0
     return [f"Half of what an unlimited cache would add takes a host tier of {tokens:,} tokens, {cost:,.0f} GB."]

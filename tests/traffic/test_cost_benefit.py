@@ -4,9 +4,10 @@ from dataclasses import replace
 import pytest
 
 from hicache_lab.base.errors import UsageError
-from hicache_lab.base.units import GB
+from hicache_lab.base.units import GB, GIB
 from hicache_lab.preflight import Question, ask
 from hicache_lab.preflight.host_tiers import host_tier, host_tiers, largest_safe
+from hicache_lab.sglang.releases import rules_for
 from hicache_lab.traffic import cost_benefit
 from hicache_lab.traffic.cachesim import Rates, WritePolicy, hit_curve, replay_blocks
 from hicache_lab.traffic.cost_benefit import CostBenefit
@@ -51,6 +52,21 @@ def test_tiers_are_ascending_and_the_safe_one_is_among_them(case: CostBenefit) -
     assert case.safe.host_bytes < 445 * GB
     assert largest_safe(replace(case.question, host=None)) is None
     assert len(host_tiers(case.question, ratios=[2, 2.0])) == 1
+
+
+def test_what_a_rounded_pool_really_takes_is_what_it_costs() -> None:
+    """0.4.5 … 0.5.4 round each pinned pool up to a power of two: 8 × 48 GB take 8 × 64 GiB of the host."""
+    question = ask("llama-3.1-70b", "0.5.2", tp_size=8, device_tokens=116_000, host_ram="1200GB")
+    tier = host_tier(question, size_gb=48)
+    assert tier.allocated_host_bytes == 8 * 64 * GIB > tier.host_bytes
+    small = behind(generate("multi_turn", sessions=30), question)
+    assert small.rows([tier])[0]["GB on the host"] == 549.8
+    for taken in (tier.allocated_host_bytes, 1.9 * tier.allocated_host_bytes):
+        held = small.tokens_within(taken)
+        assert held == pytest.approx(tier.allocated_host_bytes / small.host_bytes_per_token, abs=1)
+        assert host_tier(question, ratio=held / 116_000).allocated_host_bytes == tier.allocated_host_bytes
+    exact = replace(small, question=replace(question, rules=rules_for("0.5.8")))
+    assert exact.tokens_within(384 * GB) == pytest.approx(host_tier(exact.question, size_gb=48).tokens, abs=2)
 
 
 def test_more_ranks_cost_bytes_and_hold_the_same_tokens() -> None:

@@ -61,9 +61,9 @@ def cost_benefit_data(case: CostBenefit, tier: HostTier) -> CostBenefitData:
     """Look the curve up along the host's GB; nothing is simulated here."""
     host = case.question.host
     ram = gb(host.total_bytes) if host is not None else None
-    end = max(1.15 * (ram or 0.0), 1.05 * gb(tier.host_bytes))
+    end = max(1.15 * (ram or 0.0), 1.05 * gb(tier.allocated_host_bytes))
     axis = np.linspace(0, end, _POINTS)
-    tokens = (axis * GB / case.host_bytes_per_token).astype(np.int64)
+    tokens = np.array([case.tokens_within(host_gb * GB) for host_gb in axis])
 
     def rates(policy: WritePolicy) -> tuple[float, ...]:
         return tuple((100 * tier_rates(case.curve, case.device_tokens, tokens, policy)).tolist())
@@ -74,11 +74,11 @@ def cost_benefit_data(case: CostBenefit, tier: HostTier) -> CostBenefitData:
         back=rates(WritePolicy.WRITE_BACK),
         device=100 * case.device_rate,
         ceiling=100 * case.curve.ceiling,
-        point_gb=gb(tier.host_bytes),
+        point_gb=gb(tier.allocated_host_bytes),
         point=100 * case.rate(tier.tokens),
         label=tier.label,
         verdict=tier.verdict,
-        safe_gb=gb(case.safe.host_bytes) if case.safe else None,
+        safe_gb=gb(case.safe.allocated_host_bytes) if case.safe else None,
         ram_gb=ram,
     )
 

@@ -101,7 +101,8 @@ class CostBenefitExplorer:
         rate = case.rate(tier.tokens)
         self.words.value = (
             f"<p><b>{escape(tier.label)}</b>: {tier.tokens:,} tokens, {gb(tier.per_rank_bytes):,.1f} GB a rank, "
-            f"{gb(tier.host_bytes):,.1f} GB on the host, <b>{escape(tier.verdict)}</b>. Hit rate {100 * rate:.2f} %, "
+            f"{gb(tier.allocated_host_bytes):,.1f} GB on the host, <b>{escape(tier.verdict)}</b>. "
+            f"Hit rate {100 * rate:.2f} %, "
             f"{100 * (rate - case.device_rate):.2f} points from the host tier (simulated, exact block LRU).</p>"
         )
 
