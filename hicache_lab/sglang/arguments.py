@@ -110,30 +110,20 @@ def _layout(args: HicacheArguments, rules: ReleaseRules) -> tuple[HicacheArgumen
     return args, None
 
 
-def _safe_decode_backend(args: HicacheArguments) -> str:
-    usable = args.sm100 if args.mla else args.flashinfer_available
-    return "flashinfer" if usable else "triton"
+def _decode_backend(args: HicacheArguments, rules: ReleaseRules) -> tuple[HicacheArguments, str | None]:
+    """Kernel io gives way to an explicit fa3, and chooses a decode backend when none is given.
 
-
-def _unset_decode_backend(args: HicacheArguments, _: ReleaseRules) -> tuple[HicacheArguments, str | None]:
-    """0.5.5–0.5.7: kernel io chooses a decode backend when none is given, or gives way to an explicit fa3."""
+    0.5.5–0.5.7 always choose one, 0.5.8–0.5.13 only where decoding would really run on fa3.
+    """
     if not args.enable_hierarchical_cache or args.hicache_io_backend != "kernel":
         return args, None
-    if args.decode_attention_backend is None:
-        return replace(args, decode_attention_backend=_safe_decode_backend(args)), None
     if args.decode_attention_backend == "fa3":
         return replace(args, hicache_io_backend="direct"), _FA3_IO
-    return args, None
-
-
-def _fa3_decode_backend(args: HicacheArguments, _: ReleaseRules) -> tuple[HicacheArguments, str | None]:
-    """0.5.8–0.5.13: only where decoding would really run on fa3."""
-    effective = args.decode_attention_backend or args.attention_backend
-    if not args.enable_hierarchical_cache or args.hicache_io_backend != "kernel" or effective != "fa3":
+    chooses = "unset_decode_backend" in rules.resolution_steps or args.attention_backend == "fa3"
+    if args.decode_attention_backend is not None or not chooses:
         return args, None
-    if args.decode_attention_backend is None:
-        return replace(args, decode_attention_backend=_safe_decode_backend(args)), None
-    return replace(args, hicache_io_backend="direct"), _FA3_IO
+    usable = args.sm100 if args.mla else args.flashinfer_available
+    return replace(args, decode_attention_backend="flashinfer" if usable else "triton"), None
 
 
 def _unified_memory(args: HicacheArguments, _: ReleaseRules) -> tuple[HicacheArguments, str | None]:
@@ -145,8 +135,8 @@ def _unified_memory(args: HicacheArguments, _: ReleaseRules) -> tuple[HicacheArg
 _STEPS: dict[str, Step] = {
     "storage": _storage,
     "layout": _layout,
-    "unset_decode_backend": _unset_decode_backend,
-    "fa3_decode_backend": _fa3_decode_backend,
+    "unset_decode_backend": _decode_backend,
+    "fa3_decode_backend": _decode_backend,
     "unified_memory": _unified_memory,
 }
 
@@ -203,25 +193,23 @@ def resolve_arguments(args: HicacheArguments, rules: ReleaseRules) -> Resolution
 
     Source: 0.5.3–0.5.18 server_args.py ServerArgs._handle_hicache; 0.5.19+ arg_groups/hicache_hook.py.
     """
-    logs: list[tuple[str, str]] = []
-    resolved = args
+    logs: list[tuple[str, str | None]] = []
+    resolved, problem = args, None
     try:
         resolved = _default_ratio(args, rules)
         if rules.resolves_only_when_enabled and not args.enable_hierarchical_cache:
             return Resolution(resolved)
         resolved, text = _host_memory_mode(resolved, rules)
-        if text:
-            logs.append(("INFO", text))
+        logs.append(("INFO", text))
         for name in rules.resolution_steps:
             before = resolved
             resolved, text = _STEPS[name](resolved, rules)
-            if text:
-                logs.append(("WARNING", text))
+            logs.append(("WARNING", text))
             if name == "layout" and resolved is not before and rules.moves_page_first_to_direct:
                 # both conflicts are looked at in turn within this step
                 resolved, text = _layout(resolved, rules)
-                if text:
-                    logs.append(("WARNING", text))
+                logs.append(("WARNING", text))
     except _Refused as refused:
-        return Resolution(resolved, tuple(logs), "ValueError", str(refused))
-    return Resolution(resolved, tuple(logs))
+        problem = str(refused)
+    said = tuple((level, text) for level, text in logs if text is not None)
+    return Resolution(resolved, said, "ok" if problem is None else "ValueError", problem)

@@ -18,7 +18,7 @@ def test_nested_text_config_and_both_architectures() -> None:
         "KimiK25ForConditionalGeneration",
         "DeepseekV3ForCausalLM",
     )
-    assert (kimi.model_type, kimi.dtype, kimi.max_position_embeddings) == ("kimi_k25", "bfloat16", 262144)
+    assert (kimi.dtype, kimi.max_position_embeddings) == ("bfloat16", 262144)
 
 
 def test_text_config_two_levels_down() -> None:

@@ -35,6 +35,7 @@ class _Reader:
 
     def __init__(self, text: str, at: int) -> None:
         self.text, self.at = text, at
+        self.key: Any = None  # the entry that is being read
 
     def skip(self, extra: str = "") -> str:
         """Skip blanks (and ``extra``); returns the next character, or "" at the end."""
@@ -114,17 +115,27 @@ class _Reader:
         return tuple(values)
 
     def mapping(self, depth: int) -> dict[str, Any]:
-        values: dict[str, Any] = {}
         self.at += 1
-        while (char := self.skip(",")) != "}":
+        values: dict[str, Any] = {}
+        self.entries(values, "}", ":", depth + 1)
+        return values
+
+    def entries(self, values: dict[str, Any], closing: str, separator: str, depth: int) -> bool:
+        """Read entries to the closing bracket into ``values``; whether each of them had a value."""
+        is_whole = True
+        while (char := self.skip(",")) != closing:
             if not char:
                 raise _CutOffError
-            key = self.value(depth + 1)
-            if self.skip() == ":":
+            key = self.name(1) if separator == "=" else self.value(depth)
+            if depth == 0:
+                self.key = key
+            if self.skip() == separator:
                 self.at += 1
-                values[str(key)] = self.value(depth + 1)
+                values[str(key)] = self.value(depth or 1)
+            else:
+                is_whole = False
         self.at += 1
-        return values
+        return is_whole
 
 
 def _unescaped(match: re.Match[str]) -> str:
@@ -142,25 +153,16 @@ def _entries(reader: _Reader) -> tuple[dict[str, Any], str | None]:
     values: dict[str, Any] = {}
     is_repr = reader.text.startswith("ServerArgs(", reader.at)
     reader.at += len("ServerArgs(") if is_repr else 1
-    closing, separator = (")", "=") if is_repr else ("}", ":")
-    key: Any = None
-    left_out = None
     try:
-        while (char := reader.skip(",")) != closing:
-            if not char:
-                raise _CutOffError
-            key = reader.name(1) if is_repr else reader.value()
-            if reader.skip() != separator:
-                # "..." and the like
-                left_out = "server_args: somebody left fields out of this text; they are not known"
-                continue
-            reader.at += 1
-            values[str(key)] = reader.value(1)
+        is_whole = reader.entries(values, ")" if is_repr else "}", "=" if is_repr else ":", 0)
     except _CutOffError:
-        lost = f"the text ends inside {key}" if key is not None and str(key) not in values else "the text ends"
+        lost = (
+            "the text ends" if reader.key is None or str(reader.key) in values else f"the text ends inside {reader.key}"
+        )
         after = f" after {list(values)[-1]}" if values else ""
         return values, f"server_args is cut off: {lost}{after}; the fields that follow are not known"
-    return values, left_out
+    # "..." and the like
+    return values, None if is_whole else "server_args: somebody left fields out of this text; they are not known"
 
 
 def read_server_args(text: str) -> tuple[dict[str, Any], LaunchConfig] | None:

@@ -41,6 +41,8 @@ COMMON_KEYS = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim", "q_lora_rank", "index_topk"),
 )
 
+_KINDS_HELP = f"one of {', '.join(LAYER_KINDS[:4])} for each layer, or one word for all"
+
 DRAFT_KEYS = ("draft_layers", "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
@@ -66,23 +68,25 @@ def build(
     kinds = _layer_kinds(facts, row)
     latent = row.kind in ("mla", "dsa")
     row_bytes = facts.number("kv_row_bytes")
-    full = swa = None
+    full = swa = shape = None
     if row_bytes is not None and not latent:
         raise facts.error("kv_row_bytes", "is for MLA rows; for gqa give num_key_value_heads and head_dim")
     if row.kind == "gqa":
         full, swa = _heads(facts, row, kinds)
+    elif latent and row_bytes is None:
+        shape = LatentShape(facts.need("kv_lora_rank"), facts.need("qk_rope_head_dim"))
+    dtype = facts.either("dtype") or facts.either("torch_dtype")
     geometry = ModelGeometry(
         name=name,
         architecture=outer,
         inner_architecture=inner,
-        model_type=facts.text("model_type"),
         source=source,
         confidence="inline" if overrides else confidence,
         kind=row.kind,
         layer_kinds=kinds,
         full=full,
         swa=swa,
-        latent=_latent(facts) if latent and row_bytes is None else None,
+        latent=shape,
         compressed=_compressed(facts) if row.kind == "dsv4" else None,
         kv_row_bytes=row_bytes,
         index_head_dim=facts.need("index_head_dim") if row.kind in ("dsa", "dsv4") else None,
@@ -93,7 +97,7 @@ def build(
         num_attention_heads=facts.number("num_attention_heads"),
         checkpoint_kv_dtype=checkpoint_kv_dtype(facts.either("quantization_config")),
         max_position_embeddings=facts.number("max_position_embeddings", "seq_length", "n_ctx", "max_seq_len"),
-        dtype=_dtype(facts),
+        dtype=dtype if isinstance(dtype, str) and dtype in DTYPES else None,
         assumed=tuple(facts.assumed),
         notes=notes + _notes(facts),
     )
@@ -155,7 +159,12 @@ def _layer_kinds(facts: Facts, row: Architecture) -> tuple[str, ...]:
     if explicit is not None:
         return _explicit_kinds(facts, explicit, count, LAYER_KINDS if row.kind == "dsv4" else LAYER_KINDS[:4])
     for key in row.layers:
-        value = _layout_value(facts, key)
+        value = facts.get(key)
+        if key == "attn_layer_period" and value is not None:
+            offset = facts.get("attn_layer_offset")
+            if offset is None:
+                facts.lack("attn_layer_offset", "index of the attention layer within its period")
+            value = None if offset is None else (value, offset)
         if key in DECODERS and value is not None:
             return _decoded(facts, key, value, count)
     for key in row.layers:
@@ -170,23 +179,8 @@ def _layer_kinds(facts: Facts, row: Architecture) -> tuple[str, ...]:
     if "layer_kinds" in row.layers and not facts.outer.get("kind"):
         hints = [key for key in LAYOUT_HINTS if facts.get(key) not in (None, False)]
         if hints:
-            facts.lack("layer_kinds", f"the config has {', '.join(hints)}; {_kinds_help()}")
+            facts.lack("layer_kinds", f"the config has {', '.join(hints)}; {_KINDS_HELP}")
     return _window_rule(facts, rule, count or 1)
-
-
-def _kinds_help() -> str:
-    return f"one of {', '.join(LAYER_KINDS[:4])} for each layer, or one word for all"
-
-
-def _layout_value(facts: Facts, key: str) -> Any:
-    value = facts.get(key)
-    if key != "attn_layer_period" or value is None:
-        return value
-    offset = facts.get("attn_layer_offset")
-    if offset is None:
-        facts.lack("attn_layer_offset", "index of the attention layer within its period")
-        return None
-    return value, offset
 
 
 def _decoded(facts: Facts, key: str, value: Any, count: int | None) -> tuple[str, ...]:
@@ -206,7 +200,7 @@ def _explicit_kinds(facts: Facts, value: Any, count: int | None, allowed: tuple[
         value = [value] * (count or 1)
     wrong = not isinstance(value, list | tuple) or not value or len(value) > MAX_LAYERS
     if wrong or any(not isinstance(kind, str) or kind not in allowed for kind in value):
-        raise facts.error("layer_kinds", f"expected {_kinds_help()}, got {str(value)[:60]!r}")
+        raise facts.error("layer_kinds", f"expected {_KINDS_HELP}, got {str(value)[:60]!r}")
     if count is not None and len(value) != count:
         raise facts.error("layer_kinds", f"{len(value)} entries for {count} layers (num_hidden_layers)")
     return tuple(value)
@@ -226,10 +220,8 @@ def _window_rule(facts: Facts, rule: str, count: int) -> tuple[str, ...]:
 
 
 def _heads(facts: Facts, row: Architecture, kinds: tuple[str, ...]) -> tuple[HeadShape | None, HeadShape | None]:
-    base_kv = facts.need("num_key_value_heads", "multi_query_group_num")
-    base_dim = _head_dim(facts, row)
-    base_v = facts.number("v_head_dim") or base_dim
-    base = HeadShape(base_kv, base_dim, base_v)
+    kv_heads, dim = facts.need("num_key_value_heads", "multi_query_group_num"), _head_dim(facts, row)
+    base = HeadShape(kv_heads, dim, facts.number("v_head_dim") or dim)
     swa = _own_heads(facts, row.swa_heads, base) if row.swa_heads else base
     full = _own_heads(facts, row.full_heads, base) if row.full_heads else base
     return full, swa if "swa" in kinds else None
@@ -252,10 +244,8 @@ def _head_dim(facts: Facts, row: Architecture) -> int:
     explicit = facts.number("head_dim", "attention_head_dim", "kv_channels")
     if explicit is not None:
         return explicit
-    if row.head_dim != "derive":
-        facts.lack("head_dim")
-        return 1
-    hidden, heads = facts.number("hidden_size"), facts.number("num_attention_heads")
+    derived = row.head_dim == "derive"
+    hidden, heads = (facts.number(key) if derived else None for key in ("hidden_size", "num_attention_heads"))
     if hidden is None or heads is None:
         facts.lack("head_dim")
         return 1
@@ -263,10 +253,6 @@ def _head_dim(facts: Facts, row: Architecture) -> int:
         raise facts.error("head_dim", f"missing, and hidden_size {hidden} / num_attention_heads {heads} is not whole")
     facts.assume(f"head_dim = {hidden // heads} (hidden_size / num_attention_heads; the file does not say)")
     return hidden // heads
-
-
-def _latent(facts: Facts) -> LatentShape:
-    return LatentShape(facts.need("kv_lora_rank"), facts.need("qk_rope_head_dim"))
 
 
 def _compressed(facts: Facts) -> CompressedShape:
@@ -293,11 +279,6 @@ def _indexer_owner(facts: Facts, kind: str, kinds: tuple[str, ...]) -> tuple[boo
     if len(types) != len(kinds):
         raise facts.error("indexer_types", f"{len(types)} entries for {len(kinds)} layers")
     return tuple(word == "full" for word in types)
-
-
-def _dtype(facts: Facts) -> str | None:
-    value = facts.either("dtype") or facts.either("torch_dtype")
-    return value if isinstance(value, str) and value in DTYPES else None
 
 
 def _notes(facts: Facts) -> tuple[str, ...]:

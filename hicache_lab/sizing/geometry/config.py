@@ -76,12 +76,6 @@ def architectures() -> dict[str, Architecture]:
     }
 
 
-def _innermost(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    for _ in NESTED:
-        config = next((config[key] for key in NESTED if isinstance(config.get(key), Mapping)), config)
-    return config
-
-
 class Facts:
     """Reads keys of the text config (overrides first) and keeps a record of what was missing or assumed.
 
@@ -93,7 +87,10 @@ class Facts:
 
     def __init__(self, outer: Mapping[str, Any], overrides: Mapping[str, Any], origin: str) -> None:
         self.outer = outer
-        self.inner = _innermost(outer)
+        self.inner = outer
+        for _ in NESTED:
+            nested = (self.inner[key] for key in NESTED if isinstance(self.inner.get(key), Mapping))
+            self.inner = next(nested, self.inner)
         self.overrides = overrides
         self.origin = origin
         self.defaults: Mapping[str, int] = {}
@@ -122,11 +119,11 @@ class Facts:
     def number(self, *keys: str, low: int = 1) -> int | None:
         """A whole number of at least ``low``, or None when no key is there."""
         value = self.get(*keys)
-        if value is None and (default := self.defaults.get(keys[0])) is not None:
-            self.assume(f"{keys[0]} = {default} (class default; the file does not say)")
-            return default
         if value is None:
-            return None
+            default = self.defaults.get(keys[0])
+            if default is not None:
+                self.assume(f"{keys[0]} = {default} (class default; the file does not say)")
+            return default
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= MAX_NUMBER:
             raise self.error(keys[0], f"expected a whole number from {low}, got {str(value)[:40]!r}")
         return value
@@ -138,11 +135,6 @@ class Facts:
             self.lack(keys[0])
             return 1
         return value
-
-    def text(self, key: str) -> str:
-        """A text at the outer level, "" when it is not there."""
-        value = self.outer.get(key)
-        return value if isinstance(value, str) else ""
 
     def lack(self, key: str, meaning: str = "") -> None:
         """Put a missing fact on record."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Kinds = tuple[str, ...]
+Decoder = Callable[[Any, int | None], Kinds]
 MAX_LAYERS = 4096
 
 # The words of ``layer_types`` and ``layers_block_type`` and the letters of ``hybrid_override_pattern``.
@@ -68,17 +69,13 @@ def _every(value: Any, layers: int | None, rest: str) -> Kinds:
     return tuple("full" if (i + 1) % period == 0 else rest for i in range(_count(layers)))
 
 
-def _words(value: Any, _layers: int | None) -> Kinds:
-    return _translate(WORDS, _sequence(value))
-
-
 def _letters(value: Any, _layers: int | None) -> Kinds:
     if not isinstance(value, str) or not value:
         raise LayoutError(f"expected a string with one letter a layer, got {str(value)[:40]!r}")
     return _translate(LETTERS, value)
 
 
-def _flags(meaning: Mapping[int, str]) -> Callable[[Any, int | None], Kinds]:
+def _items(meaning: Mapping[Any, str]) -> Decoder:
     return lambda value, _layers: _translate(meaning, _sequence(value))
 
 
@@ -114,15 +111,13 @@ def _offset_period(value: Any, layers: int | None) -> Kinds:
     return tuple("full" if i % period == offset else "linear" for i in range(_count(layers)))
 
 
-Decoder = Callable[[Any, int | None], Kinds]
-
 DECODERS: dict[str, Decoder] = {
-    "layer_types": _words,
-    "layers_block_type": _words,
+    "layer_types": _items(WORDS),
+    "layers_block_type": _items(WORDS),
     "hybrid_override_pattern": _letters,
-    "attn_type_list": _flags({0: "linear", 1: "full"}),
-    "hybrid_layer_pattern": _flags({0: "full", 1: "swa"}),
-    "no_rope_layers": _flags({0: "full", 1: "swa"}),
+    "attn_type_list": _items({0: "linear", 1: "full"}),
+    "hybrid_layer_pattern": _items({0: "full", 1: "swa"}),
+    "no_rope_layers": _items({0: "full", 1: "swa"}),
     "compress_ratios": _compress_ratios,
     "linear_attn_config": _one_based,
     "attn_layer_period": _offset_period,

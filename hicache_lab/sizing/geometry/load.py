@@ -39,14 +39,8 @@ def load_geometry(
     given = dict(overrides or {})
     if isinstance(model, Mapping):
         inline = "kind" in model and "architectures" not in model
-        origin = "inline geometry" if inline else "config"
-        return build(
-            model,
-            given,
-            name=_name(model) or "model",
-            origin=origin,
-            confidence="inline" if inline else "config file",
-        )
+        origin, confidence = ("inline geometry", "inline") if inline else ("config", "config file")
+        return build(model, given, name=_name(model) or "model", origin=origin, confidence=confidence)
     if not isinstance(model, str | Path) or not str(model).strip():
         got = f"got {type(model).__name__}" if not isinstance(model, str) else "got nothing"
         raise UsageError(f"--model: expected a catalogue name, a config.json or a geometry, {got}")
@@ -61,7 +55,12 @@ def load_geometry(
             confidence="config file",
             source=(str(path),),
         )
-        return replace(geometry, checkpoint_kv_dtype=geometry.checkpoint_kv_dtype or _kv_dtype_beside(path))
+        # ModelOpt puts this file beside a config.json
+        beside = path.with_name("hf_quant_config.json")
+        if geometry.checkpoint_kv_dtype is None and beside.is_file():
+            beside_dtype = checkpoint_kv_dtype(read_config(beside).get("quantization"))
+            return replace(geometry, checkpoint_kv_dtype=beside_dtype)
+        return geometry
     entry = find(str(model))
     geometry = build(
         entry.config,
@@ -73,12 +72,6 @@ def load_geometry(
         notes=(entry.notes,) if entry.notes else (),
     )
     return replace(geometry, checkpoint_kv_dtype="fp8_e4m3") if entry.asks_fp8_kv(str(model)) else geometry
-
-
-def _kv_dtype_beside(path: Path) -> str | None:
-    """The KV dtype of the hf_quant_config.json that ModelOpt puts beside a config.json."""
-    beside = path.with_name("hf_quant_config.json")
-    return checkpoint_kv_dtype(read_config(beside).get("quantization")) if beside.is_file() else None
 
 
 def _name(config: Mapping[str, Any], keys: tuple[str, ...] = ("name", "_name_or_path", "model_type")) -> str:

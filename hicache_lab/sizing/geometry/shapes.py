@@ -157,7 +157,6 @@ class ModelGeometry:
         name: catalogue name, or what the user called it.
         architecture: outer ``architectures[0]`` of the config ("" when inline).
         inner_architecture: ``architectures[0]`` of the nested text config, else the outer one.
-        model_type: the config's outer ``model_type``.
         source: where the numbers come from.
         confidence: ``confirmed``, ``secondary``, ``config file`` or ``inline`` (facts given by hand).
         kind: how attention layers store a token: ``gqa``, ``mla``, ``dsa`` (MLA with an indexer) or ``dsv4``.
@@ -183,7 +182,6 @@ class ModelGeometry:
     name: str
     architecture: str
     inner_architecture: str
-    model_type: str
     source: tuple[str, ...]
     confidence: str
     kind: str
