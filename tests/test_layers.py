@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "hicache_lab"
 # top to bottom; docs/structures.md is this table
 WINGS = "cli sweeps views runs serving race forensics traffic preflight sizing sglang host base".split()
 HEIGHT = {wing: -depth for depth, wing in enumerate(WINGS)}
-MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if "stubs" not in path.parts and path.parent != PACKAGE]
+MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE]
 
 
 def dotted(path: Path) -> str:

@@ -13,7 +13,7 @@ SECOND_TRUTH = re.compile(
     r"|RESERVE_BYTES|\b10 \* GIB|\b10 GiB|\b10\.0 \* GIB"  # ask Budget, beyond_reserve_bytes() or RESERVE_TEXT
     r"|//.*nnodes|//.*\bnodes\b|tp_size.*\*.*pp_size"  # ask LaunchConfig: ranks_per_host, processes_per_host
 )
-MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py") if "stubs" not in path.parts}
+MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
 
 
 def second_truths(path: Path) -> list[str]:

@@ -1,13 +1,13 @@
 """The host↔device copies, byte for byte, in the server's own interpreter; and what stands in for GPU packages."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
+from hicache_lab.base.resources import data_dir
 from hicache_lab.serving import cpu_server
 
-STUBS = Path(cpu_server.__file__).parent / "stubs"
+STUBS = data_dir() / "cpu_server" / "stubs"
 HEAD = "import os, sys; sys.path.insert(0, os.environ['STUBS'])\n"
 
 ROUND_TRIPS = """

@@ -10,19 +10,20 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tiny_weights import tensor_shapes
 
 from hicache_lab.base.errors import HostError, ServerError, UsageError
+from hicache_lab.base.resources import data_dir
 from hicache_lab.cli import main
 from hicache_lab.serving import cpu_server
 from hicache_lab.serving.cpu_server import environment as envs
 from hicache_lab.serving.cpu_server import process
 from hicache_lab.serving.cpu_server.home import built_aside, home
-from hicache_lab.serving.cpu_server.tiny_checkpoints import tensor_shapes
 from hicache_lab.serving.local import health
 from hicache_lab.sizing.models import is_known
 from hicache_lab.sizing.tiny_models import TINY_MODELS, tiny_config
 
-STUBS = Path(cpu_server.__file__).parent / "stubs"
+STUBS = data_dir() / "cpu_server" / "stubs"
 
 # ---- where things lie
 

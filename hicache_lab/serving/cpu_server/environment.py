@@ -1,4 +1,4 @@
-"""The server's own virtual environment: pinned, installed atomically, found again by its pins' hash."""
+"""The server's own virtual environment: pinned, installed atomically, found again by its pins' hash; and its models."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hicache_lab.base.errors import HostError, UsageError
+from hicache_lab.base.resources import data_dir
 from hicache_lab.base.units import GB, format_gb
 from hicache_lab.serving.cpu_server.home import built_aside, home, made
+from hicache_lab.sizing.tiny_models import TINY_MODELS, tiny_config
 
 RELEASES = ("0.5.10", "0.5.23")
 DISK_NEEDED_BYTES = 4 * GB  # 1.7 GB installed, and as much again while wheels are unpacked
 _PYTHONS = ((3, 11), (3, 12))  # the pins have wheels for these; 3.11 is the one that is tested
 _MARKER = "complete.json"
-_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def requirements(release: str) -> tuple[str, ...]:
             f"--release: expected one of {', '.join(RELEASES)} (they run without a GPU), got {release!r}; "
             f"to measure another release, point base_url at a server that already runs it"
         )
-    lines = (_HERE / f"requirements-{release}.txt").read_text().splitlines()
+    lines = (data_dir() / "cpu_server" / f"requirements-{release}.txt").read_text().splitlines()
     return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 
@@ -132,6 +133,36 @@ def install(
     if done is None:
         raise HostError(f"server install: {target} was not complete after its installation; run it again")
     return done
+
+
+def make_models(environment: Environment, *, home_dir: Path | None = None) -> Path:
+    """The folder that holds both tiny models, made on first use with the environment's own libraries.
+
+    Raises:
+        HostError: the environment's interpreter could not write them.
+    """
+    script = data_dir() / "cpu_server" / "tiny_weights.py"
+    configs = {name: tiny_config(name) for name in TINY_MODELS}
+    recipe = json.dumps(configs, sort_keys=True) + script.read_text()
+    target = home(home_dir) / "cpu_server" / "models" / hashlib.sha256(recipe.encode()).hexdigest()[:12]
+    if target.is_dir():
+        return target
+    with built_aside(target) as aside:
+        for name, config in configs.items():
+            folder = aside / name
+            folder.mkdir()
+            (folder / "config.json").write_text(json.dumps(config, indent=1))
+            done = subprocess.run(
+                [str(environment.python), "-I", str(script), str(folder)],
+                capture_output=True,
+                text=True,
+                env={**os.environ, "HF_HUB_OFFLINE": "1"},
+                check=False,
+            )
+            if done.returncode != 0:
+                tail = "\n  ".join(done.stderr.splitlines()[-6:])
+                raise HostError(f"server: could not make the tiny model {name} (exit {done.returncode}):\n  {tail}")
+    return target
 
 
 _VERSIONS = "import platform, torch; print(platform.python_version(), torch.__version__)"

@@ -15,10 +15,9 @@ from pathlib import Path
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.files import atomic_write
 from hicache_lab.host.processes import TERM_SECONDS, ProcessId, end_group
-from hicache_lab.serving.cpu_server.environment import Environment, install
+from hicache_lab.serving.cpu_server.environment import Environment, install, make_models
 from hicache_lab.serving.cpu_server.home import home, made
 from hicache_lab.serving.cpu_server.spec import Launch, checked_name
-from hicache_lab.serving.cpu_server.tiny_checkpoints import make_models
 from hicache_lab.serving.local import HOST, Progress, free_port, wait_until_ready
 from hicache_lab.sizing.tiny_models import TINY_MODELS
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from hicache_lab.base.errors import UsageError
+from hicache_lab.base.resources import data_dir
 from hicache_lab.base.units import GIB
 
-_STUBS = Path(__file__).with_name("stubs")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 # what an unmodified SGLang needs to run without a GPU
@@ -110,7 +109,7 @@ class Launch:
         drop = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "SGLANG_CPU_OMP_THREADS_BIND"}
         environ = {name: value for name, value in os.environ.items() if name not in drop}
         environ |= {
-            "PYTHONPATH": str(_STUBS),
+            "PYTHONPATH": str(data_dir() / "cpu_server" / "stubs"),
             "PYTHONUNBUFFERED": "1",
             "SGLANG_USE_CPU_ENGINE": "1",
             "TORCHDYNAMO_DISABLE": "1",
