@@ -177,7 +177,7 @@ async def _flush(base_url: str) -> None:
 
 async def _check_existing(side: ExistingServer, *, flush: bool) -> None:
     async with SglangClient(side.base_url, api_key_env=side.api_key_env) as client:
-        if not (await client.health()).ready:
+        if await client.health() != HTTPStatus.OK:
             raise ServerError(f"{side.base_url}: /health says it is not ready; wait until the server has loaded")
         if flush:
             await client.flush_cache()

@@ -663,7 +663,7 @@ async def test_tls_is_always_verified(tmp_path, self_signed) -> None:
             with pytest.raises(ServerError, match=r"TLS failed .*verification is always on"):
                 await client.health()
         async with SglangClient(url, ca_file=str(cert)) as client:
-            assert (await client.health()).ready
+            assert await client.health() == 200
     with pytest.raises(UsageError, match="ca_file"):
         async with SglangClient(url, ca_file=str(tmp_path / "none.pem")):
             pass

@@ -6,7 +6,7 @@ builds requests and reads token streams with their arrival times. Everything a s
 
 from __future__ import annotations
 
-from hicache_lab.serving.client.http import Health, Probe, SglangClient
+from hicache_lab.serving.client.http import Probe, SglangClient
 from hicache_lab.serving.client.info import HicacheSettings, ModelInfo, ServerInfo
 from hicache_lab.serving.client.metrics import CachedTokens, MetricsSnapshot, parse_metrics
 from hicache_lab.serving.client.stream import GenerateRequest, RawStream, Reply, read_stream
@@ -14,7 +14,6 @@ from hicache_lab.serving.client.stream import GenerateRequest, RawStream, Reply,
 __all__ = [
     "CachedTokens",
     "GenerateRequest",
-    "Health",
     "HicacheSettings",
     "MetricsSnapshot",
     "ModelInfo",

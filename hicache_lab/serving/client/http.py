@@ -8,6 +8,7 @@ that holds it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import ssl
@@ -19,12 +20,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from hicache_lab.base.errors import ServerError, UsageError
-from hicache_lab.serving.client.info import (
-    ModelInfo,
-    ServerInfo,
-    read_model_info,
-    read_server_info,
-)
+from hicache_lab.serving.client.info import ModelInfo, ServerInfo, read_model_info, read_server_info
 from hicache_lab.serving.client.metrics import MetricsSnapshot, parse_metrics
 from hicache_lab.serving.client.problems import Failure, Response, checked_key, checked_url, refused, unreachable
 from hicache_lab.serving.client.stream import GenerateRequest, RawStream, Reply, read_stream
@@ -39,18 +35,6 @@ STALL_SECONDS = 300.0
 _TELLING_BYTES = 8
 _RETRY_AFTER_SECONDS = (0.2, 0.8)
 _RETRIED = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
-
-
-@dataclass(frozen=True)
-class Health:
-    """Status of /health: 200 ready, 503 while it warms up or is overloaded."""
-
-    status: int
-
-    @property
-    def ready(self) -> bool:
-        """Whether prompts will be answered."""
-        return self.status == HTTPStatus.OK
 
 
 @dataclass(frozen=True)
@@ -146,13 +130,13 @@ class SglangClient:
 
     # ---- reads
 
-    async def health(self) -> Health:
-        """Ask /health; a server that still loads is an answer, not an error.
+    async def health(self) -> int:
+        """The status of /health: 200 ready, 503 while it warms up or is overloaded, which is no error.
 
         Raises:
             ServerError: nothing listens, or it does not answer in time.
         """
-        return Health((await self._get("/health")).status)
+        return (await self._get("/health")).status
 
     async def require_loaded(self) -> None:
         """Refuse a server that still loads its model.
@@ -160,7 +144,7 @@ class SglangClient:
         Raises:
             ServerError: 503 from /health, or as ``health``.
         """
-        if (await self.health()).status == HTTPStatus.SERVICE_UNAVAILABLE:
+        if await self.health() == HTTPStatus.SERVICE_UNAVAILABLE:
             raise ServerError(f"{self.base_url} is still loading or overloaded (503 from /health); try again later")
 
     async def server_info(self) -> ServerInfo:
@@ -271,7 +255,8 @@ class SglangClient:
                         chunks.append((clock(), chunk))
                 else:
                     server = response.headers.get("Server", "")
-                    error = self._refused(Response(response.status, self._redacted(await response.read()), server))
+                    answer = self._redacted(await response.read())
+                    error = refused(Response(response.status, answer, server), self.api_key_env)
         except (aiohttp.ClientError, TimeoutError, OSError) as failure:
             error = self._failure(failure, self._stall_seconds).text
         return RawStream(sending[-1], self._without_key(chunks), error)
@@ -290,14 +275,16 @@ class SglangClient:
         """The JSON of the first path that the server knows."""
         for path in paths:
             response = await self._get(path)
-            if response.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED} or path == paths[-1]:
-                self._check(path, response)
-                try:
-                    return self._parsed(path, response)
-                except ServerError:
-                    if path == paths[-1]:
-                        raise
-        raise AssertionError("unreachable: the last path either answers or raises")
+            if response.status in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED} and path != paths[-1]:
+                continue
+            self._check(path, response)
+            with contextlib.suppress(ValueError):
+                return read_json(response.body)
+        start = response.body[:80].decode(errors="replace")
+        raise ServerError(
+            f"{self.base_url}{path}: not an SGLang server, or a truncated answer: "
+            f"{len(response.body)} bytes that are not JSON: {start!r}"
+        )
 
     async def _get(self, path: str) -> Response:
         """A read, repeated after a reset, a timeout or a gateway's complaint."""
@@ -339,21 +326,7 @@ class SglangClient:
 
     def _check(self, path: str, response: Response) -> None:
         if response.status != HTTPStatus.OK:
-            raise ServerError(f"{self.base_url}{path}: {self._refused(response)}")
-
-    def _refused(self, response: Response) -> str:
-        return refused(response, self.api_key_env)
-
-    def _parsed(self, path: str, response: Response) -> Any:
-        try:
-            return read_json(response.body)
-        except ValueError:
-            start = response.body[:80].decode(errors="replace")
-        size = len(response.body)
-        raise ServerError(
-            f"{self.base_url}{path}: not an SGLang server, or a truncated answer: "
-            f"{size} bytes that are not JSON: {start!r}"
-        )
+            raise ServerError(f"{self.base_url}{path}: {refused(response, self.api_key_env)}")
 
     def _redacted(self, text: bytes, *, answer: bool = False) -> bytes:
         """A server may echo what it was sent; stars of the key's length keep an answer's chunks in place.

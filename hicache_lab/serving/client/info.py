@@ -54,8 +54,8 @@ class HicacheSettings:
 
 
 @dataclass(frozen=True)
-class ServerInfo:
-    """What /server_info says.
+class ServerFacts:
+    """What a prediction or a comparison needs of a server.
 
     Attributes:
         release: e.g. ``"0.5.23"``; empty if the server does not tell.
@@ -68,7 +68,6 @@ class ServerInfo:
         kv_cache_dtype: as the flag.
         chunked_prefill_tokens: most prompt tokens of one prefill batch; None if it is not chunked.
         hicache: the HiCache flags.
-        settings: every other scalar, by SGLang's own name; no credentials.
     """
 
     release: str
@@ -82,6 +81,12 @@ class ServerInfo:
     kv_cache_dtype: str | None
     chunked_prefill_tokens: int | None
     hicache: HicacheSettings
+
+
+@dataclass(frozen=True)
+class ServerInfo(ServerFacts):
+    """What /server_info says; ``settings``: every other scalar, by SGLang's own name; no credentials."""
+
     settings: Mapping[str, Scalar]
 
     @property
@@ -129,9 +134,9 @@ def read_server_info(data: Any) -> ServerInfo:
     first = states[0] if states else {}
     settings = {**_scalars(first), **_scalars(data)}
 
-    def get(name: str) -> Scalar:
-        return settings.get(name)
-
+    get = settings.get
+    adjusted = {**settings, **_scalars(first)}
+    memory = first.get("memory_usage")
     chunk = whole(get("chunked_prefill_size"))
     return ServerInfo(
         release=str(get("version") or ""),
@@ -140,39 +145,30 @@ def read_server_info(data: Any) -> ServerInfo:
         pp_size=whole(get("pp_size")) or 1,
         dp_size=max(whole(get("dp_size")) or 1, whole(get("attn_dp_size")) or 1),
         page_size=whole(get("page_size")),
-        device_tokens=whole(get("max_total_num_tokens")) or whole(_memory(first).get("token_capacity")),
+        device_tokens=whole(get("max_total_num_tokens"))
+        or (whole(memory.get("token_capacity")) if isinstance(memory, dict) else None),
         context_length=whole(get("context_length")),
         kv_cache_dtype=_text(get("kv_cache_dtype")),
         chunked_prefill_tokens=chunk if chunk is not None and chunk > 0 else None,
-        hicache=_hicache({**settings, **_scalars(first)}),
+        hicache=HicacheSettings(
+            enabled=bool(adjusted.get("enable_hierarchical_cache")),
+            ratio=number(adjusted.get("hicache_ratio")),
+            size_gb=number(adjusted.get("hicache_size")),
+            write_policy=_text(adjusted.get("hicache_write_policy")),
+            io_backend=_text(adjusted.get("hicache_io_backend")),
+            mem_layout=_text(adjusted.get("hicache_mem_layout")),
+            storage_backend=_text(adjusted.get("hicache_storage_backend")),
+        ),
         settings=MappingProxyType(settings),
     )
 
 
-def _hicache(settings: Mapping[str, Scalar]) -> HicacheSettings:
-    return HicacheSettings(
-        enabled=bool(settings.get("enable_hierarchical_cache")),
-        ratio=number(settings.get("hicache_ratio")),
-        size_gb=number(settings.get("hicache_size")),
-        write_policy=_text(settings.get("hicache_write_policy")),
-        io_backend=_text(settings.get("hicache_io_backend")),
-        mem_layout=_text(settings.get("hicache_mem_layout")),
-        storage_backend=_text(settings.get("hicache_storage_backend")),
-    )
-
-
-def _memory(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    memory = state.get("memory_usage")
-    return memory if isinstance(memory, dict) else {}
-
-
 def _scalars(data: Mapping[str, Any]) -> dict[str, Scalar]:
-    scalars: dict[str, Scalar] = {}
-    for name, value in data.items():
-        if is_secret(name) or not isinstance(value, str | int | float | bool | None):
-            continue
-        scalars[name] = redact(printable(value)) if isinstance(value, str) else value
-    return scalars
+    return {
+        name: redact(printable(value)) if isinstance(value, str) else value
+        for name, value in data.items()
+        if not is_secret(name) and isinstance(value, str | int | float | bool | None)
+    }
 
 
 def read_model_info(data: Any) -> ModelInfo:

@@ -57,7 +57,11 @@ def unreachable(error: Exception, base_url: str, limit_s: float) -> Failure:
 
 def refused(response: Response, api_key_env: str) -> str:
     """What a status other than 200 means."""
-    status, text = response.status, _said(response)
+    status, body = response.status, response.body.decode(errors="replace")
+    try:
+        text = error_text(read_json(body))
+    except ValueError:
+        text = error_text(body)
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         if api_key_env:
             return f"the key in ${api_key_env} was refused ({status})"
@@ -74,14 +78,6 @@ def refused(response: Response, api_key_env: str) -> str:
     if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
         return f"it redirects ({status}); give the final address as base_url"
     return f"status {status}: {text or 'no details'}"
-
-
-def _said(response: Response) -> str:
-    text = response.body.decode(errors="replace")
-    try:
-        return error_text(read_json(text))
-    except ValueError:
-        return error_text(text)
 
 
 def checked_url(base_url: str) -> str:

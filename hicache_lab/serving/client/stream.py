@@ -130,7 +130,7 @@ class Reply:
 
 def read_stream(raw: RawStream, api: Api) -> Reply:
     """Read a streamed answer; a break is said in ``Reply.error``, and what arrived before it is kept."""
-    state = _Answer(api)
+    answer = _Answer(api)
     arrivals: list[tuple[float, int]] = []  # when, and how many tokens there were then
     error, done = raw.error, False
     for arrived, event in _events(raw.chunks):
@@ -145,16 +145,30 @@ def read_stream(raw: RawStream, api: Api) -> Reply:
         if isinstance(data, dict) and "error" in data:
             error = error or f"the server broke off: {error_text(data)}"
             break
-        if state.add(data):
-            arrivals.append((arrived, state.tokens))
+        if answer.add(data):
+            arrivals.append((arrived, answer.tokens))
     if error is None and not done:
         error = "the stream ended without [DONE]" if raw.chunks else "the stream was empty"
-    error = error or state.aborted
-    if error is None and not arrivals and not state.completion_tokens:
+    if error is None and answer.finish_reason == "abort":  # queue full, shutting down …, although the status was 200
+        error = f"the server aborted the request: {answer.aborted_because or 'no details'}"
+    if error is None and not arrivals and not answer.completion_tokens:
         error = "the stream ended without a single token"
-    ttft = arrivals[0][0] - raw.sent_s if arrivals else None
-    end = raw.chunks[-1][0] - raw.sent_s if raw.chunks else None
-    return state.reply(ttft, _gaps(arrivals), end, error)
+    gaps: list[float] = []
+    for (before, had), (now, have) in pairwise(arrivals):
+        new = max(have - had, 1)
+        gaps.extend([(now - before) / new] * new)
+    return Reply(
+        text="".join(answer.text),
+        output_ids=answer.ids,
+        prompt_tokens=answer.prompt_tokens,
+        completion_tokens=answer.completion_tokens,
+        cached=answer.cached,
+        ttft_s=arrivals[0][0] - raw.sent_s if arrivals else None,
+        itl_s=tuple(gaps),
+        e2e_s=raw.chunks[-1][0] - raw.sent_s if raw.chunks else None,
+        finish_reason=answer.finish_reason,
+        error=error,
+    )
 
 
 def error_text(data: Any) -> str:
@@ -164,14 +178,6 @@ def error_text(data: Any) -> str:
             break
         data = next((data[key] for key in ("error", "message", "detail") if data.get(key)), str(data))
     return printable(str(data))[:300]
-
-
-def _gaps(arrivals: Sequence[tuple[float, int]]) -> tuple[float, ...]:
-    gaps: list[float] = []
-    for (before, had), (now, have) in pairwise(arrivals):
-        new = max(have - had, 1)
-        gaps.extend([(now - before) / new] * new)
-    return tuple(gaps)
 
 
 def _events(chunks: Sequence[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
@@ -197,92 +203,64 @@ class _Answer:
     """An answer in the making."""
 
     def __init__(self, api: Api) -> None:
-        self.api: Api = api
+        self._api: Api = api
         self.tokens = 0
-        self._text: list[str] = []
-        self._ids: tuple[int, ...] = ()
-        self._prompt_tokens: int | None = None
+        self.text: list[str] = []
+        self.ids: tuple[int, ...] = ()
+        self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
-        self._cached: CachedTokens | None = None
-        self._finish: str | None = None
-        self._aborted_because = ""
-
-    @property
-    def aborted(self) -> str | None:
-        """Why the server gave the request up (queue full, shutting down …) although the status was 200, or None."""
-        if self._finish != "abort":
-            return None
-        return f"the server aborted the request: {self._aborted_because or 'no details'}"
+        self.cached: CachedTokens | None = None
+        self.finish_reason: str | None = None
+        self.aborted_because = ""
 
     def add(self, data: Any) -> bool:
         """Take in one event or a whole answer; True if it brought tokens."""
         if not isinstance(data, dict):
             return False
-        return self._add_native(data) if self.api == "generate" else self._add_openai(data)
+        return self._add_native(data) if self._api == "generate" else self._add_openai(data)
 
     def _add_native(self, data: dict[str, Any]) -> bool:
         meta = data.get("meta_info")
         if not isinstance(meta, dict):
             return False
         if isinstance(data.get("text"), str):
-            self._text = [data["text"]]  # each event repeats the text so far
+            self.text = [data["text"]]  # each event repeats the text so far
         ids = data.get("output_ids")
         if isinstance(ids, list) and all(count(number) is not None for number in ids):
-            self._ids = tuple(ids)
-        self._prompt_tokens = count(meta.get("prompt_tokens"))
+            self.ids = tuple(ids)
+        self.prompt_tokens = count(meta.get("prompt_tokens"))
         self.completion_tokens = count(meta.get("completion_tokens"))
         total = count(meta.get("cached_tokens"))
-        self._cached = None if total is None else _by_tier(total, meta.get("cached_tokens_details"))
+        self.cached = None if total is None else _by_tier(total, meta.get("cached_tokens_details"))
         reason = meta.get("finish_reason")
         if isinstance(reason, dict):
-            self._finish = str(reason.get("type"))
-            self._aborted_because = error_text(reason) if reason.get("message") else ""
+            self.finish_reason = str(reason.get("type"))
+            self.aborted_because = error_text(reason) if reason.get("message") else ""
         before, self.tokens = self.tokens, self.completion_tokens or 0
         return self.tokens > before
 
     def _add_openai(self, data: dict[str, Any]) -> bool:
         usage = data.get("usage")
         if isinstance(usage, dict):
-            self._prompt_tokens = count(usage.get("prompt_tokens"))
+            self.prompt_tokens = count(usage.get("prompt_tokens"))
             self.completion_tokens = count(usage.get("completion_tokens"))
             details = usage.get("prompt_tokens_details")
             total = count(details.get("cached_tokens")) if isinstance(details, dict) else None
-            self._cached = None if total is None else CachedTokens(total)
+            self.cached = None if total is None else CachedTokens(total)
         choices = data.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             return False
         choice = choices[0]
         reason = choice.get("finish_reason")
-        self._finish = reason if isinstance(reason, str) else self._finish
+        self.finish_reason = reason if isinstance(reason, str) else self.finish_reason
         part = choice.get("delta") or choice.get("message") or choice
-        text = part.get("content") if isinstance(part, dict) and self.api == "chat" else choice.get("text")
+        text = part.get("content") if isinstance(part, dict) and self._api == "chat" else choice.get("text")
         reasoning = part.get("reasoning_content") if isinstance(part, dict) else None
         if not text and not reasoning:
             return False
-        self._text.append(f"{reasoning or ''}{text or ''}")
+        self.text.append(f"{reasoning or ''}{text or ''}")
         self.tokens += 1
         return True
-
-    def reply(
-        self,
-        ttft_s: float | None = None,
-        itl_s: tuple[float, ...] = (),
-        e2e_s: float | None = None,
-        error: str | None = None,
-    ) -> Reply:
-        """The answer as far as it came."""
-        return Reply(
-            "".join(self._text),
-            self._ids,
-            self._prompt_tokens,
-            self.completion_tokens,
-            self._cached,
-            ttft_s,
-            itl_s,
-            e2e_s,
-            self._finish,
-            error,
-        )
 
 
 def _by_tier(total: int, details: Any) -> CachedTokens:
