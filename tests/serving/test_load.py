@@ -11,6 +11,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from fake_sglang import Answer, fake_sglang, recorded, recorded_routes
@@ -21,7 +22,8 @@ import hicache_lab.serving.load as lab
 from hicache_lab.base.errors import HostError, ServerError, UsageError
 from hicache_lab.serving.client import SglangClient
 from hicache_lab.serving.load.pace import LagMeter
-from hicache_lab.serving.load.plans import RecordedRequest, as_text
+from hicache_lab.serving.load.plans import as_text
+from hicache_lab.traffic.traces import Trace
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,15 +91,18 @@ def test_what_is_read_is_what_was_written() -> None:
     assert not set(write.sessions) & set(evict.sessions)
 
 
-ROWS = [
-    RecordedRequest(0.0, (0, 1, 2), 1300, 40),
-    RecordedRequest(2.0, (0, 1, 3), 1536, 400),
-    RecordedRequest(3.0, (9,), 100, 1),
-]
+TRACE = Trace.build(
+    np.array([0, 1, 2, 0, 1, 3, 9]),
+    np.array([0, 3, 6, 7]),
+    block_tokens=512,
+    input_tokens=np.array([1300, 1536, 100]),
+    output_tokens=np.array([40, 400, 1]),
+    arrival_s=np.array([10.0, 12.0, 13.0]),
+)
 
 
 def test_a_replayed_trace_keeps_arrivals_lengths_and_sharing() -> None:
-    plan = lab.trace_replay(ROWS, seed=5, speed=2.0)
+    plan = lab.trace_replay(TRACE, seed=5, speed=2.0)
     (first, second, third) = [session.turns[0] for session in plan.phases[0].sessions]
     assert [session.at_s for session in plan.phases[0].sessions] == [0.0, 1.0, 1.5]
     assert [len(turn.tokens) for turn in (first, second, third)] == [1300, 1536, 100]
@@ -107,7 +112,7 @@ def test_a_replayed_trace_keeps_arrivals_lengths_and_sharing() -> None:
 
 
 def test_a_shrunk_trace_shares_the_same_blocks() -> None:
-    plan = lab.trace_replay(ROWS, seed=5, shrink=32, most_prompt_tokens=40, most_answer_tokens=4)
+    plan = lab.trace_replay(TRACE, seed=5, shrink=32, most_prompt_tokens=40, most_answer_tokens=4)
     first, second, _ = [session.turns[0] for session in plan.phases[0].sessions]
     assert first.tokens == second.tokens  # 16-token blocks: only the two shared ones fit into 40 tokens
     assert len(first.tokens) == 32
@@ -134,8 +139,8 @@ def test_text_repeats_exactly_where_ids_do(one: list[int], other: list[int]) -> 
     [
         (lambda: lab.random_prompts(seed=0, prompts=0, prompt_tokens=1, answer_tokens=1), "prompts"),
         (lambda: write_evict_read(evict_tokens=0), "evict_tokens"),
-        (lambda: lab.trace_replay([], seed=0), "no requests"),
-        (lambda: lab.trace_replay(ROWS, seed=0, shrink=0.5), "shrink"),
+        (lambda: lab.trace_replay(TRACE, 0, seed=0), "no requests"),
+        (lambda: lab.trace_replay(TRACE, seed=0, shrink=0.5), "shrink"),
         (lambda: lab.Plan("x", 0, (), form="words"), "form"),
         (lab.Pace, "concurrency"),
         (lambda: lab.Pace(concurrency=0), "concurrency"),

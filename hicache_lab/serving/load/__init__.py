@@ -19,7 +19,6 @@ from hicache_lab.serving.load.plans import (
     rounds,
     shared_prefix,
     trace_replay,
-    trace_rows,
     warmup_plan,
     write_evict_read,
 )
@@ -48,7 +47,6 @@ __all__ = [
     "run_load",
     "shared_prefix",
     "trace_replay",
-    "trace_rows",
     "warmup_plan",
     "write_evict_read",
 ]

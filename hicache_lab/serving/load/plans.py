@@ -8,7 +8,7 @@ for token.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,20 +21,7 @@ if TYPE_CHECKING:
 Form = Literal["ids", "text"]
 Tokens = tuple[int, ...]
 ID_RANGE = (10, 500)  # ordinary tokens in any vocabulary of 500 or more
-_WORDS = (
-    "cache",
-    "host",
-    "device",
-    "page",
-    "token",
-    "layer",
-    "rank",
-    "prefix",
-    "prompt",
-    "batch",
-    "queue",
-    "tier",
-)
+_WORDS = "cache host device page token layer rank prefix prompt batch queue tier".split()
 
 
 @dataclass(frozen=True)
@@ -265,47 +252,11 @@ def warmup_plan(plan: Plan, count: int) -> Plan:
     return random_prompts(seed=-1 - plan.seed, prompts=count, prompt_tokens=16, answer_tokens=4, form=plan.form)
 
 
-@dataclass(frozen=True)
-class RecordedRequest:
-    """One request of a Mooncake-style trace: prefix blocks by id, equal ids meaning equal tokens.
-
-    Attributes:
-        at_s: arrival after the trace's start.
-        block_ids: blocks of the prompt in order; the last may be part-filled.
-        input_tokens, output_tokens: length of the prompt and of the answer.
-    """
-
-    at_s: float
-    block_ids: tuple[int, ...]
-    input_tokens: int
-    output_tokens: int
-
-
-def trace_rows(trace: Trace, requests: int | None = None) -> Iterator[RecordedRequest]:
-    """The first requests of a trace, arrivals counted from the first.
-
-    Raises:
-        InputError: the trace holds lengths only, so nobody knows which prompts share a prefix.
-    """
-    trace.require_prefixes("a replay")
-    head = trace if requests is None else trace.head(requests)
-    arrivals = None if head.arrival_s is None else head.arrival_s - head.arrival_s.min()
-    for place in range(head.requests):
-        first = int(head.offsets[place])
-        ids = head.ids[first : first + int(head.prompt_blocks[place])].tolist()
-        yield RecordedRequest(
-            0.0 if arrivals is None else float(arrivals[place]),
-            tuple(ids),
-            int(head.input_tokens[place]),
-            max(int(head.output_tokens[place]), 1),
-        )
-
-
 def trace_replay(
-    rows: Iterable[RecordedRequest],
+    trace: Trace,
+    requests: int | None = None,
     *,
     seed: int,
-    block_tokens: int = 512,
     shrink: float = 1.0,
     speed: float = 1.0,
     most_prompt_tokens: int | None = None,
@@ -315,33 +266,40 @@ def trace_replay(
     """Replay a trace: real arrivals and real sharing, tokens made up from the block ids.
 
     Args:
-        rows: the requests.
+        trace: with prefix blocks by id, equal ids meaning equal tokens.
+        requests: the first so many of it; None: all. Arrivals are counted from the first.
         seed: of the tokens; a block id gives the same tokens wherever it appears.
-        block_tokens: tokens of one trace block (Mooncake: 512).
         shrink: replay blocks and answers this many times shorter, for a small server; sharing stays as it is.
         speed: replay arrivals this many times faster.
         most_prompt_tokens: cut prompts here (the server's context), whole blocks only.
         most_answer_tokens: cut answers here.
         form: ids or text.
+
+    Raises:
+        InputError: the trace holds lengths only, so nobody knows which prompts share a prefix.
     """
-    if shrink < 1 or speed <= 0 or block_tokens < 1:
-        raise UsageError("trace replay: expected shrink >= 1, speed > 0 and block_tokens >= 1")
-    size = max(int(block_tokens / shrink), 1)
+    if shrink < 1 or speed <= 0:
+        raise UsageError("trace replay: expected shrink >= 1 and speed > 0")
+    trace.require_prefixes("a replay")
+    head = trace if requests is None else trace.head(requests)
+    size = max(int(head.block_tokens / shrink), 1)
     blocks: dict[int, Tokens] = {}
     sessions: list[Session] = []
-    for row in rows:
-        length = max(int(row.input_tokens / shrink), 1)
+    for place in range(head.requests):
+        first = int(head.offsets[place])
+        length = max(int(head.input_tokens[place] / shrink), 1)
         prompt: list[int] = []
-        for block in row.block_ids:
+        for block in head.ids[first : first + int(head.prompt_blocks[place])].tolist():
             if most_prompt_tokens is not None and len(prompt) + size > most_prompt_tokens:
                 break
             if block not in blocks:
                 blocks[block] = _Drawer(f"{seed}/{block}")(size)
             prompt.extend(blocks[block])
         tokens = tuple(prompt[:length]) or _Drawer(f"{seed}/short/{len(sessions)}")(1)
-        answer = max(int(row.output_tokens / shrink), 1)
+        answer = max(int(head.output_tokens[place] / shrink), 1)
         answer = answer if most_answer_tokens is None else min(answer, most_answer_tokens)
-        sessions.append(Session((Turn(tokens, answer),), at_s=row.at_s / speed))
+        at_s = 0.0 if head.arrival_s is None else float(head.arrival_s[place] - head.arrival_s.min())
+        sessions.append(Session((Turn(tokens, answer),), at_s=at_s / speed))
     if not sessions:
         raise UsageError("trace replay: the trace has no requests")
     parameters = {"requests": len(sessions), "block_tokens": size, "shrink": shrink, "speed": speed}

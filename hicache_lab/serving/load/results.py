@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_lab.base.errors import HostError, InputError
 from hicache_lab.base.files import atomic_write
 from hicache_lab.serving.load.pace import Lag
-from hicache_lab.serving.load.tables import records_of, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION = 1
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,9 @@ class Hits:
     @property
     def share(self) -> float | None:
         """Cached over all prompt tokens."""
-        known = self.cached_tokens is not None and self.prompt_tokens > 0
-        return self.cached_tokens / self.prompt_tokens if known and self.cached_tokens is not None else None
+        if self.cached_tokens is None or not self.prompt_tokens:
+            return None
+        return self.cached_tokens / self.prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -211,25 +212,12 @@ class LoadResult:
         """Prompt tokens by the tier they were found in, of all phases or one."""
         chosen = [r for r in self.succeeded if phase is None or r.phase == phase]
 
-        def total(values: Sequence[int | None]) -> int | None:
-            known = [value for value in values if value is not None]
+        def total(name: str) -> int | None:
+            known = [value for record in chosen if (value := getattr(record, name)) is not None]
             return sum(known) if known else None
 
-        return Hits(
-            sum(r.prompt_tokens or 0 for r in chosen),
-            total([r.cached_tokens for r in chosen]),
-            total([r.cached_device for r in chosen]),
-            total([r.cached_host for r in chosen]),
-            total([r.cached_storage for r in chosen]),
-        )
-
-    def requests_frame(self) -> pd.DataFrame:
-        """One row a request; ``itl_s`` and ``output_ids`` are lists."""
-        return table_of(RequestRecord, self.records)
-
-    def samples_frame(self) -> pd.DataFrame:
-        """One row a sample of the server's counters."""
-        return table_of(ServerSample, self.samples)
+        tiers = [total(name) for name in ("cached_tokens", "cached_device", "cached_host", "cached_storage")]
+        return Hits(sum(r.prompt_tokens or 0 for r in chosen), *tiers)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but the records and samples, JSON-ready."""
@@ -263,7 +251,7 @@ class LoadResult:
             HostError: the disk is full or the folder cannot be written; what was there before is untouched.
         """
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False)
-        requests, samples = self.requests_frame(), self.samples_frame()
+        requests, samples = table_of(RequestRecord, self.records), table_of(ServerSample, self.samples)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             atomic_write(folder / "requests.parquet", lambda path: requests.to_parquet(path, index=False))
@@ -302,3 +290,42 @@ class LoadResult:
             )
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path}: expected a load's result as this package writes it; {error}") from error
+
+
+def table_of(kind: type, records: Sequence[Any]) -> pd.DataFrame:
+    """Records of one dataclass, a row each; the columns have types that survive parquet."""
+    import pandas as pd
+
+    columns = [field.name for field in fields(kind)]
+    data = {column: [getattr(record, column) for record in records] for column in columns}
+    for column, values in data.items():
+        if values and isinstance(values[0], tuple):
+            data[column] = [list(value) for value in values]
+    table = pd.DataFrame(data, columns=columns)
+    for column in columns:
+        if column.endswith("_tokens") or column.startswith("cached_") or column in {"running", "waiting"}:
+            table[column] = table[column].astype("Int64")
+        elif column in {"due_s", "ttft_s", "e2e_s", "device_used_share"}:
+            table[column] = table[column].astype("float64")
+        elif column in {"error", "missing"}:
+            table[column] = table[column].astype("string")
+    return table
+
+
+def records_of(kind: Callable[..., Record], table: pd.DataFrame) -> tuple[Record, ...]:
+    """What ``table_of`` made a table of.
+
+    Raises:
+        TypeError: a column that the record does not have, or a missing one.
+    """
+    return tuple(kind(**{str(name): _cell(value) for name, value in row.items()}) for row in table.to_dict("records"))
+
+
+def _cell(value: Any) -> Any:
+    """A parquet cell as the record holds it: lists become tuples, missing values None."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list):
+        return tuple(value)
+    missing = value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and math.isnan(value))
+    return None if missing else value

@@ -97,20 +97,14 @@ async def load(
             f"api {target.api}: cannot send this plan as token ids"
             f"{' (answers come back as text)' if several else ''}; make the plan with form='text'"
         )
-    before = await _server_info(client)
+    await client.require_loaded()  # an error before anything is sent
+    before = None  # a server that streams but does not describe itself
+    with contextlib.suppress(ServerError):
+        before = await client.server_info()
     run = _Run(client, plan, pace, limits or Limits(), target, progress)
     processes = before.processes_per_replica if before else 1
     watcher = Watcher(client, processes_per_replica=processes, period_s=watch_period_s)
     return await run.measure(warmup, watcher, before)
-
-
-async def _server_info(client: SglangClient) -> ServerInfo | None:
-    """What runs there; None for a server that streams but does not describe itself."""
-    await client.require_loaded()  # an error before anything is sent
-    try:
-        return await client.server_info()
-    except ServerError:
-        return None
 
 
 class _Run:
@@ -138,11 +132,12 @@ class _Run:
         try:
             with self._showing():
                 if warmup:
-                    await self._warm_up(warmup)
+                    sessions = enumerate(warmup_plan(self._plan, warmup).phases[0].sessions)
+                    await asyncio.gather(*(self._session("warm-up", n, s, warmup=True) for n, s in sessions))
                 self._start, started_unix_s = time.perf_counter(), time.time()
                 if self._limits.duration_s is not None:
                     self._deadline = self._start + self._limits.duration_s
-                watcher.begin(self._start)
+                watcher.start = self._start
                 async with _in_background(meter.run(), watcher.run()):
                     for phase in self._plan.phases:
                         await self._phase(phase)
@@ -152,7 +147,6 @@ class _Run:
         duration_s = time.perf_counter() - self._start
         self._read_all()
         notes = await self._notes(watcher, before, interrupted=ended == "interrupted")
-        samples = watcher.samples()
         lag = meter.lag
         notes += [lag.too_busy] if lag.too_busy else []
         return LoadResult(
@@ -168,17 +162,13 @@ class _Run:
             },
             base_url=self._client.base_url,
             records=tuple(sorted(self._records, key=lambda record: record.index)),
-            samples=samples,
+            samples=watcher.samples(),
             started_unix_s=started_unix_s,
             duration_s=duration_s,
             ended=ended,
             lag=lag,
             notes=tuple(notes),
         )
-
-    async def _warm_up(self, count: int) -> None:
-        sessions = warmup_plan(self._plan, count).phases[0].sessions
-        await asyncio.gather(*(self._session("warm-up", n, s, None, None, warmup=True) for n, s in enumerate(sessions)))
 
     async def _phase(self, phase: Phase) -> None:
         """All sessions of a phase. A limit stops new prompts and waits for those under way."""
@@ -196,8 +186,9 @@ class _Run:
                     await room.acquire()
                 task = asyncio.create_task(self._session(phase.name, number, session, due, room))
                 running.add(task)
-                for done in [task for task in running if task.done()]:
-                    running.discard(done)
+                done_now = {task for task in running if task.done()}
+                running -= done_now
+                for done in done_now:
                     done.result()
             while running and not self._gave_up:
                 done_now, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -222,8 +213,8 @@ class _Run:
         phase: str,
         number: int,
         session: Session,
-        due: float | None,
-        room: asyncio.Semaphore | None,
+        due: float | None = None,
+        room: asyncio.Semaphore | None = None,
         *,
         warmup: bool = False,
     ) -> None:
@@ -238,9 +229,20 @@ class _Run:
                 self._measured += not warmup
                 index = -self._sent if warmup else self._measured
                 raw = await self._client.collect(request)
-                record = self._record(index, phase, number, place, warmup, due if place == 0 else None, raw)
+                self._failures_in_a_row = self._failures_in_a_row + 1 if raw.error else 0
+                if self._failures_in_a_row >= self._limits.lost_after and not self._gave_up:
+                    self._gave_up = True
+                    failures = f"{self._failures_in_a_row} failures in a row"
+                    self._stop_reason = f"gave up: {failures}, the last: {raw.error}"
+                self._bar.update(1)
+                due_s = None if due is None or place else due - self._start
+                sent_s = raw.sent_s - self._start
+                record = RequestRecord(index, phase, number, place, warmup, due_s, sent_s)
                 if place == len(session.turns) - 1:
-                    self._keep_unread(record, raw)
+                    self._unread.append((record, raw))
+                    self._unread_bytes += sum(len(chunk) for _, chunk in raw.chunks)
+                    if self._unread_bytes > _UNREAD_BYTES:
+                        self._read_all()
                     return
                 reply = read_stream(raw, self._target.api)
                 self._records.append(_filled(record, reply))
@@ -250,32 +252,6 @@ class _Run:
         finally:
             if room is not None:
                 room.release()
-
-    def _record(
-        self,
-        index: int,
-        phase: str,
-        session: int,
-        turn: int,
-        warmup: bool,
-        due: float | None,
-        raw: RawStream,
-    ) -> RequestRecord:
-        self._failures_in_a_row = self._failures_in_a_row + 1 if raw.error else 0
-        if self._failures_in_a_row >= self._limits.lost_after and not self._gave_up:
-            self._gave_up = True
-            self._stop_reason = f"gave up: {self._failures_in_a_row} failures in a row, the last: {raw.error}"
-        if self._bar is not None:
-            self._bar.update(1)
-        due_s = None if due is None else due - self._start
-        sent_s = raw.sent_s - self._start
-        return RequestRecord(index, phase, session, turn, warmup, due_s, sent_s, error=raw.error)
-
-    def _keep_unread(self, record: RequestRecord, raw: RawStream) -> None:
-        self._unread.append((record, raw))
-        self._unread_bytes += sum(len(chunk) for _, chunk in raw.chunks)
-        if self._unread_bytes > _UNREAD_BYTES:
-            self._read_all()
 
     def _read_all(self) -> None:
         """Read the answers kept back, so that reading does not disturb the measuring."""
@@ -309,17 +285,13 @@ class _Run:
         ) as self._bar:
             yield
 
-    def _failures(self) -> list[str]:
-        """What a reader of the figures would not see: prompts that failed, and those cut off at the end."""
+    async def _notes(self, watcher: Watcher, before: ServerInfo | None, *, interrupted: bool) -> list[str]:
+        """What a reader of the figures would not see."""
         measured = [record for record in self._records if not record.warmup]
         failed = [record for record in measured if record.error]
         notes = [f"{len(failed)} of {len(measured)} prompts failed; the first: {failed[0].error}"] if failed else []
         if under_way := self._sent - len(self._records):
             notes.append(f"prompts under way when the load ended, in no figure: {under_way}")
-        return notes
-
-    async def _notes(self, watcher: Watcher, before: ServerInfo | None, *, interrupted: bool) -> list[str]:
-        notes = self._failures()
         if before is not None and not interrupted:
             await watcher.once()
             try:
@@ -331,8 +303,7 @@ class _Run:
                     shown = ", ".join(f"{name}: {then} → {now}" for name, (then, now) in list(changed.items())[:6])
                     notes.append(f"the server was restarted during the load; what differs: {shown}")
         late = sorted(r.sent_s - r.due_s for r in self._records if r.due_s is not None)
-        if late and late[len(late) // 2] > _LATE_SECONDS:
-            half = late[len(late) // 2]
+        if late and (half := late[len(late) // 2]) > _LATE_SECONDS:
             notes.append(f"half of the prompts were sent {half:.2f} s late or more: the arrivals were not kept")
         samples = watcher.samples()
         if went_backwards(samples):

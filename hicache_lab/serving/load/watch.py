@@ -8,7 +8,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from hicache_lab.base.errors import ServerError
-from hicache_lab.serving.client import MetricsSnapshot, SglangClient, parse_metrics
+from hicache_lab.serving.client import SglangClient, parse_metrics
+from hicache_lab.serving.client.untrusted import whole
 from hicache_lab.serving.load.results import ServerSample
 
 PERIOD_SECONDS = 1.0
@@ -25,19 +26,10 @@ class Watcher:
         period_s: float = PERIOD_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._client, self._processes, self._period_s, self._clock = (
-            client,
-            processes_per_replica,
-            period_s,
-            clock,
-        )
-        self._start = clock()
+        self._client, self._processes, self._period_s, self._clock = client, processes_per_replica, period_s, clock
+        self.start = clock()  # sample times are given after it
         # parsing a scrape takes 10 ms and more, which would delay time stamps: only the text is kept
         self._scrapes: list[tuple[float, str, str | None]] = []
-
-    def begin(self, start: float) -> None:
-        """Times are given after ``start`` on this watcher's clock."""
-        self._start = start
 
     async def run(self) -> None:
         """Scrape until cancelled."""
@@ -60,36 +52,27 @@ class Watcher:
         return tuple(self._sample(*scrape) for scrape in self._scrapes)
 
     def _sample(self, at: float, text: str, missing: str | None) -> ServerSample:
-        at_s = at - self._start
+        at_s = at - self.start
         if missing is not None:
             return ServerSample(at_s, missing=missing)
         try:
             snapshot = parse_metrics(text, at)
         except ServerError as error:
             return ServerSample(at_s, missing=str(error))
-        return sample_of(snapshot, at_s, self._processes)
-
-
-def sample_of(snapshot: MetricsSnapshot, at_s: float, processes_per_replica: int) -> ServerSample:
-    """One scrape as a sample."""
-
-    def whole(value: float | None) -> int | None:
-        return None if value is None else int(value)
-
-    cached = snapshot.cached
-    return ServerSample(
-        at_s,
-        host_used_tokens=snapshot.host_used_tokens,
-        device_used_share=snapshot.gauge("token_usage"),
-        running=whole(snapshot.gauge("num_running_reqs")),
-        waiting=whole(snapshot.gauge("num_queue_reqs")),
-        cached_device=cached.device if cached else None,
-        cached_host=cached.host if cached else None,
-        cached_storage=cached.storage if cached else None,
-        prompt_tokens=whole(snapshot.counter("prompt_tokens_total")),
-        evicted_tokens=whole(snapshot.logical("evicted_tokens_total", processes_per_replica)),
-        loaded_back_tokens=whole(snapshot.logical("load_back_tokens_total", processes_per_replica)),
-    )
+        cached = snapshot.cached
+        return ServerSample(
+            at_s,
+            host_used_tokens=snapshot.host_used_tokens,
+            device_used_share=snapshot.gauge("token_usage"),
+            running=whole(snapshot.gauge("num_running_reqs")),
+            waiting=whole(snapshot.gauge("num_queue_reqs")),
+            cached_device=cached.device if cached else None,
+            cached_host=cached.host if cached else None,
+            cached_storage=cached.storage if cached else None,
+            prompt_tokens=whole(snapshot.counter("prompt_tokens_total")),
+            evicted_tokens=whole(snapshot.logical("evicted_tokens_total", self._processes)),
+            loaded_back_tokens=whole(snapshot.logical("load_back_tokens_total", self._processes)),
+        )
 
 
 def went_backwards(samples: tuple[ServerSample, ...]) -> bool:

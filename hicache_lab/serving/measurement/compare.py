@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from hicache_lab.serving.load import LoadResult, Spread
+from hicache_lab.serving.load import LoadResult
 from hicache_lab.serving.measurement.predict import Prediction
 from hicache_lab.serving.measurement.run import ServerRun, quoted
 from hicache_lab.serving.measurement.simulate import Simulation
@@ -17,23 +15,17 @@ def comparison(run: ServerRun, prediction: Prediction) -> list[Row]:
     result = run.result
     hits = result.hits()
     samples = [sample for sample in result.samples if sample.missing is None]
-    first, last = (samples[0], samples[-1]) if samples else (None, None)
 
     def counted(name: str) -> int | None:
-        if first is None or last is None or getattr(last, name) is None:
+        if not samples or getattr(samples[-1], name) is None:
             return None
-        return int(getattr(last, name) - (getattr(first, name) or 0))
+        return int(getattr(samples[-1], name) - (getattr(samples[0], name) or 0))
 
+    told, kept = "the answers", "the server's counter"
     rows: list[tuple[str, str, int | None, str, int | None]] = [
         ("host pool of one rank", "computed", prediction.host_tokens, "the server's gauge", run.server.host_tokens),
-        ("prompt tokens found on the host", "the answers", hits.host, "the server's counter", counted("cached_host")),
-        (
-            "prompt tokens found on the device",
-            "the answers",
-            hits.device,
-            "the server's counter",
-            counted("cached_device"),
-        ),
+        ("prompt tokens found on the host", told, hits.host, kept, counted("cached_host")),
+        ("prompt tokens found on the device", told, hits.device, kept, counted("cached_device")),
     ]
     return [
         {
@@ -63,13 +55,12 @@ def throughput_row(result: LoadResult) -> Row:
 def latency_rows(result: LoadResult) -> list[Row]:
     """Percentiles in milliseconds."""
     spreads = {"time to first token": result.ttft, "inter-token": result.itl, "end to end": result.e2e}
-    return [{"latency (ms)": name, **_milliseconds(spread)} for name, spread in spreads.items()]
-
-
-def _milliseconds(spread: Spread) -> Row:
-    values = {"mean": spread.mean, "p50": spread.p50, "p90": spread.p90, "p99": spread.p99, "max": spread.max}
-    rounded = {name: None if value is None else round(1000 * value, 1) for name, value in values.items()}
-    return {"values": spread.count, **rounded}
+    rows: list[Row] = []
+    for title, spread in spreads.items():
+        seconds = {name: getattr(spread, name) for name in ("mean", "p50", "p90", "p99", "max")}
+        rounded = {name: None if value is None else round(1000 * value, 1) for name, value in seconds.items()}
+        rows.append({"latency (ms)": title, "values": spread.count, **rounded})
+    return rows
 
 
 def hit_rows(result: LoadResult) -> list[Row]:
@@ -94,6 +85,7 @@ def hit_rows(result: LoadResult) -> list[Row]:
 
 def before_after(now: ServerRun, earlier: ServerRun) -> list[Row]:
     """The same figures of two runs and how far they moved, led by the workload and by every setting that differs."""
+    same = now.result.parameters == earlier.result.parameters and now.result.seed == earlier.result.seed
     pairs: list[tuple[str, float | None, float | None]] = [
         ("requests a second", earlier.result.requests_per_s, now.result.requests_per_s),
         ("answer tokens a second", earlier.result.output_tokens_per_s, now.result.output_tokens_per_s),
@@ -108,37 +100,25 @@ def before_after(now: ServerRun, earlier: ServerRun) -> list[Row]:
             "figure": "same workload",
             "before": earlier.result.plan,
             "now": now.result.plan,
-            "change": _same_load(now, earlier),
-        },
-        *_settings_changed(now, earlier),
+            "change": "yes" if same else "NO: another plan, seed or pace, so the rates do not compare",
+        }
     ]
+    for then, today in zip(earlier.server.rows, now.server.rows, strict=True):
+        # host_tokens is a figure below, metrics_missing is not a setting
+        if then["value"] != today["value"] and then["fact"] not in {"host_tokens", "metrics_missing"}:
+            rows.append({"figure": then["fact"], "before": then["value"], "now": today["value"], "change": "CHANGED"})
     for name, before, after in pairs:
         change = None if before is None or after is None or not before else f"{100 * (after / before - 1):+.1f} %"
         rows.append({"figure": name, "before": before, "now": after, "change": change})
     return rows
 
 
-def _settings_changed(now: ServerRun, earlier: ServerRun) -> list[Row]:
-    pairs = zip(earlier.server.rows, now.server.rows, strict=True)
-    counted = {"host_tokens", "metrics_missing"}  # one is a figure below, the other no setting
-    return [
-        {"figure": before["fact"], "before": before["value"], "now": after["value"], "change": "CHANGED"}
-        for before, after in pairs
-        if before["value"] != after["value"] and before["fact"] not in counted
-    ]
-
-
-def _same_load(now: ServerRun, earlier: ServerRun) -> str:
-    same = now.result.parameters == earlier.result.parameters and now.result.seed == earlier.result.seed
-    return "yes" if same else "NO: another plan, seed or pace, so the rates do not compare"
-
-
 def figures_of(run: ServerRun, prediction: Prediction, simulation: Simulation) -> list[tuple[str, object, str, str]]:
     """Name, value, unit and source of every figure that a run leaves in its record."""
     result, hits, read = run.result, run.result.hits(), run.result.hits("read")
-    agree = None
-    if prediction.host_tokens is not None and run.server.host_tokens is not None:
-        agree = prediction.host_tokens == run.server.host_tokens
+    agree = comparison(run, prediction)[0]["agrees"]
+    exact, device, host = simulation.agreeing, sum(simulation.device_tokens), sum(simulation.host_tokens)
+    simulated = (None, None, None) if simulation.why_not else (exact, device, host)
     return [
         ("release", run.server.release, "", "measured"),
         ("recorded", run.recorded_in is not None, "", "measured"),
@@ -147,9 +127,9 @@ def figures_of(run: ServerRun, prediction: Prediction, simulation: Simulation) -
         ("observed_host_tokens", run.server.host_tokens, "tokens of one rank", "measured"),
         ("host_tokens_agree", agree, "", "computed"),
         ("predicted_host_bytes", prediction.host_bytes, "bytes, all ranks", "computed"),
-        ("predicted_device_hit_tokens", _simulated(simulation, simulation.device_tokens), "tokens", "simulated"),
-        ("predicted_host_hit_tokens", _simulated(simulation, simulation.host_tokens), "tokens", "simulated"),
-        ("requests_simulated_exactly", None if simulation.why_not else simulation.agreeing, "requests", "simulated"),
+        ("predicted_device_hit_tokens", simulated[1], "tokens", "simulated"),
+        ("predicted_host_hit_tokens", simulated[2], "tokens", "simulated"),
+        ("requests_simulated_exactly", simulated[0], "requests", "simulated"),
         ("ended", result.ended, "", "measured"),
         ("requests", len(result.measured), "requests", "measured"),
         ("failed_requests", len(result.measured) - len(result.succeeded), "requests", "measured"),
@@ -167,10 +147,6 @@ def figures_of(run: ServerRun, prediction: Prediction, simulation: Simulation) -
         ("too_busy", result.lag.too_busy, "", "measured"),
         ("notes", list(result.notes), "", "measured"),
     ]
-
-
-def _simulated(simulation: Simulation, tokens: Sequence[int]) -> int | None:
-    return None if simulation.why_not else sum(tokens)
 
 
 def run_conclusion(run: ServerRun, prediction: Prediction, simulation: Simulation) -> str:

@@ -51,9 +51,9 @@ class Prediction:
     @property
     def row(self) -> dict[str, object]:
         """One row for a table."""
-        tokens = None if self.answer is None or self.answer.rank is None else self.answer.rank.device_tokens
+        rank = self.answer.rank if self.answer else None
         return {
-            "device tokens a rank": tokens,
+            "device tokens a rank": rank.device_tokens if rank else None,
             "host tokens a rank": self.host_tokens,
             "host bytes a rank": self.per_rank_bytes,
             "ranks on the host": self.answer.ranks_on_host if self.answer else None,
@@ -86,7 +86,8 @@ def predict(server: Description, model: str = "") -> Prediction:
         "page_size": server.page_size,
         "kv_cache_dtype": server.kv_cache_dtype,
         "hicache_ratio": None if server.hicache.size_gb else server.hicache.ratio,
-        "hicache_size": _whole(server.hicache.size_gb),
+        # servers tell whole GB as 1.0 too, which the flag does not take
+        "hicache_size": int(size) if (size := server.hicache.size_gb or None) and size == int(size) else size,
         "hicache_mem_layout": server.hicache.mem_layout,
         "hicache_io_backend": server.hicache.io_backend,
     }
@@ -102,13 +103,6 @@ def predict(server: Description, model: str = "") -> Prediction:
         refused = answer.refusal.message if answer.refusal else "the flags give no host pool"
         return Prediction(None, "; ".join(answer.missing) or refused)
     return Prediction(answer, None)
-
-
-def _whole(size_gb: float | None) -> float | None:
-    """A size as the flag was given; servers tell whole GB as 1.0 too, which the flag does not take."""
-    if not size_gb:
-        return None
-    return int(size_gb) if size_gb == int(size_gb) else size_gb
 
 
 def _model(name: str) -> str | Path | Mapping[str, Any]:

@@ -51,9 +51,8 @@ class ServerRun:
             HostError: the folder cannot be written, or the disk is full.
         """
         self.result.write(folder)
-        text = self.server.as_json()
         try:
-            atomic_write(folder / DESCRIPTION_FILE, text)
+            atomic_write(folder / DESCRIPTION_FILE, self.server.as_json())
         except OSError as error:
             raise HostError(f"could not write {folder / DESCRIPTION_FILE}: {error.strerror or error}") from error
 
@@ -114,11 +113,10 @@ def make_load_plan(
     if workload == "trace_replay":
         if not trace:
             raise UsageError("trace: name the file of the trace to replay")
-        recorded = read_trace(Path(trace))
         return load.trace_replay(
-            load.trace_rows(recorded, prompts),
+            read_trace(Path(trace)),
+            prompts,
             seed=seed,
-            block_tokens=recorded.block_tokens,
             shrink=shrink,
             most_prompt_tokens=None if context_tokens is None else context_tokens - answer_tokens,
             most_answer_tokens=answer_tokens,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hicache_lab.base.errors import HicacheLabError
 from hicache_lab.serving import load
-from hicache_lab.serving.load import Phase, RequestRecord
+from hicache_lab.serving.load import RequestRecord
 from hicache_lab.serving.load.plans import Tokens
 from hicache_lab.serving.measurement.run import ServerRun
 from hicache_lab.traffic.cachesim import ReplaySettings, WritePolicy, replay
@@ -41,16 +41,17 @@ class Simulation:
     def rows(self) -> list[dict[str, object]]:
         """Simulated beside measured, phase by phase."""
         rows: list[dict[str, object]] = []
+        simulated = list(zip(self.records, self.device_tokens, self.host_tokens, strict=True))
         for phase in dict.fromkeys(record.phase for record in self.records):
-            places = [place for place, record in enumerate(self.records) if record.phase == phase]
+            requests = [request for request in simulated if request[0].phase == phase]
             rows.append(
                 {
                     "phase": phase,
-                    "requests": len(places),
-                    "on the device, simulated": sum(self.device_tokens[place] for place in places),
-                    "measured": sum(self.records[place].cached_device or 0 for place in places),
-                    "on the host, simulated": sum(self.host_tokens[place] for place in places),
-                    "measured ": sum(self.records[place].cached_host or 0 for place in places),
+                    "requests": len(requests),
+                    "on the device, simulated": sum(device for _, device, _ in requests),
+                    "measured": sum(record.cached_device or 0 for record, _, _ in requests),
+                    "on the host, simulated": sum(host for _, _, host in requests),
+                    "measured ": sum(record.cached_host or 0 for record, _, _ in requests),
                 }
             )
         return rows
@@ -104,14 +105,9 @@ def _sent(run: ServerRun) -> Iterator[tuple[RequestRecord, Tokens]]:
     answers = {(record.phase, record.session, record.turn): record.output_ids for record in answered}
     # warm-up requests count downwards from -1, measured ones upwards
     for record in sorted(answered, key=lambda record: (not record.warmup, abs(record.index))):
-        yield record, _prompt(phases[record.phase], record, answers)
-
-
-def _prompt(phase: Phase, record: RequestRecord, answers: dict[tuple[str, int, int], tuple[int, ...]]) -> Tokens:
-    """The whole prompt of a turn: what was said before, answers included, and its own tokens."""
-    tokens: Tokens = ()
-    for place, turn in enumerate(phase.sessions[record.session].turns[: record.turn + 1]):
-        tokens += turn.tokens
-        if place < record.turn:
-            tokens += answers[record.phase, record.session, place]
-    return tokens
+        # what was said before, answers included, and the turn's own tokens
+        turns = phases[record.phase].sessions[record.session].turns
+        prompt: Tokens = ()
+        for place in range(record.turn):
+            prompt += turns[place].tokens + answers[record.phase, record.session, place]
+        yield record, prompt + turns[record.turn].tokens
