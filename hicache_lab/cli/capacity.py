@@ -261,7 +261,7 @@ def run(command: str, args: argparse.Namespace) -> int:
         return _maximum(question, args)
     answer = assess(question)
     if not config.enable_hierarchical_cache:
-        still_builds = host_pool_without_hicache(config, question.geometry, question.rules)
+        still_builds = host_pool_without_hicache(question)
         notes += [still_builds] if still_builds else []
     advice = advise(question)
     extra: dict[str, Any] = {"launch_notes": notes}

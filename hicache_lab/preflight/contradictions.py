@@ -18,7 +18,7 @@ class Refusal:
     message: str
     meaning: str = ""
     requested_bytes: int | None = None
-    available_bytes: int | None = None
+    allowed_bytes: int | None = None
     rank: int | None = None
 
 

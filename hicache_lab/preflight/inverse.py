@@ -18,19 +18,15 @@ _RATIO_STEP = 10  # ratios are offered in tenths
 _MOST_RATIO = 1000
 
 
-def _sized(question: Question, size_gb: int | None, ratio: float | None) -> LaunchConfig:
-    # what was typed no longer stands for these flags
-    return replace(question.config, hicache_size=size_gb, hicache_ratio=ratio, source=None)
-
-
+# what was typed (``source``) no longer stands for these flags
 def with_size(question: Question, size_gb: int) -> Question:
     """The same launch with --hicache-size and without --hicache-ratio."""
-    return replace(question, config=_sized(question, size_gb, None))
+    return replace(question, config=replace(question.config, hicache_size=size_gb, hicache_ratio=None, source=None))
 
 
 def with_ratio(question: Question, ratio: float) -> Question:
     """The same launch with --hicache-ratio and without --hicache-size."""
-    return replace(question, config=_sized(question, None, ratio))
+    return replace(question, config=replace(question.config, hicache_size=None, hicache_ratio=ratio, source=None))
 
 
 def with_release(question: Question, version: str) -> Question:
@@ -94,7 +90,7 @@ def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advi
         a ratio follows the device pool, a size does not.
     """
     limit = question.limit_bytes
-    if limit is None or not builds_host_pools(question.config, question.geometry, question.rules):
+    if limit is None or not builds_host_pools(question):
         return Advice(None, None, None, None)
     sizes = ratios = None
     if question.takes_size:
@@ -125,8 +121,8 @@ def corrected_line(answer: Answer, advice: Advice, config: LaunchConfig) -> str 
     """
     if answer.verdict == "FITS":
         return None
-    if advice.size_gb is not None and answer.size_gb is not None:
-        return render_launch(config, changes={"hicache_size": advice.size_gb, "hicache_ratio": None})
-    if advice.ratio is not None:
-        return render_launch(config, changes={"hicache_ratio": advice.ratio, "hicache_size": None})
-    return None
+    by_size = advice.size_gb is not None and answer.size_gb is not None
+    if not by_size and advice.ratio is None:
+        return None
+    changes = {"hicache_size": advice.size_gb if by_size else None, "hicache_ratio": None if by_size else advice.ratio}
+    return render_launch(config, changes=changes)

@@ -8,7 +8,6 @@ from typing import Literal
 
 from hicache_lab.preflight.contradictions import Refusal
 from hicache_lab.preflight.question import Question
-from hicache_lab.sizing.guard import Budget
 from hicache_lab.sizing.pools import HostPool, check_pool, resident_bytes
 from hicache_lab.sizing.rank import RankPools
 
@@ -33,28 +32,22 @@ class Order:
     passes: bool = True
 
 
-def _meaning(question: Question, budget: Budget | None) -> str:
-    """What the number in the refusal is in this release."""
-    host = question.host
-    if host is None or budget is None:
-        return ""
-    in_container = question.rules.guard_reads_cgroup and host.cgroup
-    free = budget.meaning("what the container's limit leaves" if in_container else "available memory")
-    return f"the free amount it prints is {free}"
-
-
 def _check(question: Question, pool: HostPool, taken: int, rank: int, booked: int | None) -> Refusal | None:
     done = check_pool(pool, question.rules, question.view(taken), booked_budget_bytes=booked)
     if done.outcome == "ok":
         return None
-    by_size = bool(question.config.hicache_size)
+    meaning = ""
+    if done.budget and question.host:
+        in_container = question.rules.guard_reads_cgroup and question.host.cgroup
+        free = done.budget.meaning("what the container's limit leaves" if in_container else "available memory")
+        meaning = f"the free amount it prints is {free}"
     return Refusal(
-        flag="--hicache-size" if by_size else "--hicache-ratio",
+        flag="--hicache-size" if question.config.hicache_size else "--hicache-ratio",
         error=done.outcome,
         message=done.message or "",
-        meaning=_meaning(question, done.budget),
+        meaning=meaning,
         requested_bytes=pool.requested_bytes,
-        available_bytes=done.budget.budget_bytes if done.budget else None,
+        allowed_bytes=done.budget.budget_bytes if done.budget else None,
         rank=rank,
     )
 

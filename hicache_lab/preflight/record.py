@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from hicache_lab.base.units import gb, gib
 from hicache_lab.preflight.answer import Advice, Answer
-from hicache_lab.preflight.contradictions import Refusal
-from hicache_lab.preflight.orders import Order
 from hicache_lab.preflight.text import explain
-from hicache_lab.sizing.pools import HostPool, resident_bytes
-
-
-def _pool(pool: HostPool, answer: Answer) -> dict[str, Any]:
-    taken = resident_bytes(pool, answer.question.rules)
-    return {
-        "label": pool.spec.label,
-        "kind": pool.spec.kind,
-        "bytes_per_token": pool.spec.bytes_per_token,
-        "tokens": pool.tokens,
-        "pages": pool.pages,
-        "per_rank_bytes": pool.requested_bytes,
-        "per_rank_gb": gb(pool.requested_bytes),
-        "per_rank_allocated_bytes": taken,
-    }
+from hicache_lab.sizing.pools import resident_bytes
 
 
 def advice_record(advice: Advice) -> dict[str, Any]:
@@ -33,29 +18,6 @@ def advice_record(advice: Advice) -> dict[str, Any]:
         "hicache_size_host_bytes": advice.size_bytes,
         "hicache_ratio": advice.ratio,
         "hicache_ratio_host_bytes": advice.ratio_bytes,
-    }
-
-
-def _order(order: Order) -> dict[str, Any]:
-    return {
-        "ranks_check": order.name,
-        "every_rank_passes": order.passes,
-        "refused_rank": order.refusal.rank if order.refusal else None,
-        "refused_rank_allowed_bytes": order.refusal.available_bytes if order.refusal else None,
-        "killed_rank": order.killed_rank,
-        "resident_bytes": order.resident_bytes,
-    }
-
-
-def _refusal(refusal: Refusal) -> dict[str, Any]:
-    return {
-        "flag": refusal.flag,
-        "error": refusal.error,
-        "message": refusal.message,
-        "meaning": refusal.meaning,
-        "requested_bytes": refusal.requested_bytes,
-        "allowed_bytes": refusal.available_bytes,
-        "rank": refusal.rank,
     }
 
 
@@ -98,7 +60,19 @@ def answer_record(answer: Answer, advice: Advice | None = None) -> dict[str, Any
             if question.host and known and question.ram_is_known
             else None
         ),
-        "pools": [_pool(pool, answer) for pool in rank.pools] if rank else [],
+        "pools": [
+            {
+                "label": pool.spec.label,
+                "kind": pool.spec.kind,
+                "bytes_per_token": pool.spec.bytes_per_token,
+                "tokens": pool.tokens,
+                "pages": pool.pages,
+                "per_rank_bytes": pool.requested_bytes,
+                "per_rank_gb": gb(pool.requested_bytes),
+                "per_rank_allocated_bytes": resident_bytes(pool, question.rules),
+            }
+            for pool in (rank.pools if rank else ())
+        ],
         "pools_gb": {pool.spec.label: gb(pool.requested_bytes) for pool in rank.pools} if rank else {},
         "hicache_size_gb": answer.size_gb,
         "resolved_ratio": answer.ratio,
@@ -110,9 +84,19 @@ def answer_record(answer: Answer, advice: Advice | None = None) -> dict[str, Any
         "margin_bytes": answer.margin_bytes if known else None,
         "margin_beyond_reserve_bytes": answer.over_reserve_bytes if known else None,
         "guaranteed_start_per_rank_bytes": answer.guaranteed_start_bytes,
-        "orders": [_order(order) for order in answer.orders],
+        "orders": [
+            {
+                "ranks_check": order.name,
+                "every_rank_passes": order.passes,
+                "refused_rank": order.refusal.rank if order.refusal else None,
+                "refused_rank_allowed_bytes": order.refusal.allowed_bytes if order.refusal else None,
+                "killed_rank": order.killed_rank,
+                "resident_bytes": order.resident_bytes,
+            }
+            for order in answer.orders
+        ],
         "message": refusal.message if refusal else None,
-        "refusal": _refusal(refusal) if refusal else None,
+        "refusal": asdict(refusal) if refusal else None,
         "warnings": list(answer.warnings),
         "notes": list(answer.notes),
         "missing": list(answer.missing),

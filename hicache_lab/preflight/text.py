@@ -73,16 +73,8 @@ def _order_line(order: Order) -> str:
     if order.refusal is None:
         return f"checking {order.name}: every rank passes"
     refusal, number = order.refusal, (order.refusal.rank or 0) + 1
-    free = "" if refusal.available_bytes is None else f", {format_gb(refusal.available_bytes)} allowed"
+    free = "" if refusal.allowed_bytes is None else f", {format_gb(refusal.allowed_bytes)} allowed"
     return f"checking {order.name}: rank {number} is refused{free}"
-
-
-def _in_sequence(order: Order, limit_bytes: int) -> str:
-    """How a launch whose ranks may be killed ends if they come one after another."""
-    if order.killed_rank is None:
-        return f"{_order_line(order).removeprefix('checking ')}: a clean refusal"
-    total = f"{_amount(order.resident_bytes)} of {format_gb(limit_bytes)}"
-    return f"{order.name}: rank {order.killed_rank + 1} passes the limit ({total}) before any check refuses"
 
 
 def _outcome(answer: Answer) -> list[str]:
@@ -96,7 +88,12 @@ def _outcome(answer: Answer) -> list[str]:
             f"the {_place(question)} is out of memory at about {format_gb(limit, 0)} resident; the kernel kills workers"
         )
         if len(answer.ranks) > 1:
-            lines.append(f"if the ranks come {_in_sequence(answer.orders[1], limit)}")
+            apart = answer.orders[1]
+            end = f"{_order_line(apart).removeprefix('checking ')}: a clean refusal"
+            if apart.killed_rank is not None:
+                total = f"{_amount(apart.resident_bytes)} of {format_gb(limit)}"
+                end = f"{apart.name}: rank {apart.killed_rank + 1} passes the limit ({total}) before any check refuses"
+            lines.append(f"if the ranks come {end}")
         lines.append("will not help: swap, --mem-fraction-static, another write policy")
     elif answer.verdict == "RACE":
         lines += [_order_line(order) for order in answer.orders]
@@ -113,14 +110,6 @@ def _outcome(answer: Answer) -> list[str]:
     return lines
 
 
-def _refusal(answer: Answer) -> list[str]:
-    refusal = answer.refusal
-    if refusal is None or answer.verdict not in ("REFUSED", "ASSERT"):
-        return []
-    lines = [f'the server stops with {refusal.error}: "{refusal.message}"']
-    return lines + ([refusal.meaning] if refusal.meaning else [])
-
-
 def format_advice(advice: Advice, quote: str = "") -> str:
     """The largest settings as flags to paste, with what all ranks of the host take; empty where there are none.
 
@@ -135,14 +124,6 @@ def format_advice(advice: Advice, quote: str = "") -> str:
     if advice.ratio is not None and advice.ratio_bytes is not None:
         choices.append(f"{quote}--hicache-ratio {advice.ratio:g}{quote} ({format_gb(advice.ratio_bytes, 1)} in all)")
     return " or ".join(choices)
-
-
-def _doing(answer: Answer, advice: Advice | None) -> list[str]:
-    if advice is None or answer.verdict == "FITS" or answer.question.host is None:
-        return []
-    if settings := format_advice(advice):
-        return [f"do: {settings}"]
-    return ["do: no host tier of a useful size fits on this host"] if answer.ranks else []
 
 
 def _later(answer: Answer) -> list[str]:
@@ -165,11 +146,17 @@ def explain(answer: Answer, advice: Advice | None = None) -> str:
         answer: the verdict.
         advice: what to set instead, from :func:`hicache_lab.preflight.advise`.
     """
-    details = [
-        *_beliefs(answer),
-        *_outcome(answer),
-        *_refusal(answer),
-        *_doing(answer, advice),
+    details = [*_beliefs(answer), *_outcome(answer)]
+    refusal = answer.refusal
+    if refusal is not None and answer.verdict in ("REFUSED", "ASSERT"):
+        details += [f'the server stops with {refusal.error}: "{refusal.message}"']
+        details += [refusal.meaning] if refusal.meaning else []
+    if advice is not None and answer.verdict != "FITS" and answer.question.host is not None:
+        if settings := format_advice(advice):
+            details.append(f"do: {settings}")
+        elif answer.ranks:
+            details.append("do: no host tier of a useful size fits on this host")
+    details += [
         *_later(answer),
         *(f"missing: {fact}" for fact in answer.missing),
         *(f"warning: {text}" for text in answer.warnings),

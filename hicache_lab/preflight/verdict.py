@@ -37,7 +37,7 @@ def assess(question: Question) -> Answer:
     warnings = _warnings(question, [one.message for one in judged if one.message not in stopping])
     refused = find_contradiction(question, stops)
     parsed = refused is None or refused.error != "argparse"
-    if parsed and not builds_host_pools(question.config, question.geometry, rules):
+    if parsed and not builds_host_pools(question):
         return Answer(question, "FITS", warnings=(*warnings, SWITCHED_OFF))
     arguments = HicacheArguments.of(question.config, rules, mla=question.geometry.latent is not None)
     resolution = resolve_arguments(arguments, rules)
@@ -64,17 +64,26 @@ def _assess_resolved(question: Question, resolution: Resolution, warnings: list[
     arguments, config, rules = resolution.arguments, question.config, question.rules
     question = replace(question, config=replace(config, hicache_mem_layout=arguments.hicache_mem_layout))
     notes = [text for _, text in resolution.logs]
-    planners = _planners(question)
+    planners = [
+        RankPlanner(question.config, question.geometry, rules, question.device, draft=question.draft, stage=stage)
+        for stage in range(config.pp_size or 1)
+    ]
     size_gb, ratio = config.hicache_size or 0, arguments.hicache_ratio
     if ratio is None:
-        ratio = unset_ratio(config, question.geometry, rules, planners[0].device_tokens)
+        ratio = unset_ratio(question, planners[0].device_tokens)
     sized: AutoSize | None = None
     missing: list[str] = []
     try:
         if rules.auto_size and arguments.hicache_host_memory_fraction is not None:
             sized, missing = _auto_size(question, planners, ratio, arguments.hicache_host_memory_fraction)
             ratio = sized.ratio if sized else ratio
-        stages = _stage_pools(planners, ratio, size_gb)
+        # the stages of a pipeline agree on the tokens that one size gives
+        agree = len(planners) > 1 and size_gb > 0 and planners[0].groups
+        wanted = [planner.wanted_tokens(size_gb) for planner in planners] if agree else []
+        stages = [
+            planner.pools(ratio=ratio, size_gb=size_gb, peers=wanted[:stage] + wanted[stage + 1 :])
+            for stage, planner in enumerate(planners)
+        ]
     except LaunchFailure as failure:
         of_model = any(failure is planner.refusal for planner in planners)
         flag = "--model-path" if of_model else "--hicache-size" if size_gb > 0 else "--hicache-ratio"
@@ -84,6 +93,7 @@ def _assess_resolved(question: Question, resolution: Resolution, warnings: list[
     ranks = _on_one_host(question, stages)
     first = ranks[0]
     of_pools = [text for pool in first.pools for text in pool_warnings(pool, rules)]
+    no_host = ["host memory (--host-ram and, better, --available; or --this-host)"] if question.host is None else []
     answer = Answer(
         question,
         "UNKNOWN",
@@ -93,7 +103,7 @@ def _assess_resolved(question: Question, resolution: Resolution, warnings: list[
         auto=sized,
         warnings=tuple(dict.fromkeys([*warnings, *first.uncounted, *of_pools])),
         notes=tuple(dict.fromkeys([*notes, *first.assumed])),
-        missing=tuple(dict.fromkeys([*missing, *first.missing, *_missing_host(question)])),
+        missing=tuple(dict.fromkeys([*missing, *first.missing, *no_host])),
     )
     if not first.pools:
         return answer
@@ -104,26 +114,6 @@ def _assess_resolved(question: Question, resolution: Resolution, warnings: list[
     apart = at_once if sized else one_after_another(question, ranks)
     answer = replace(answer, orders=(at_once, apart), refusal=at_once.refusal or apart.refusal)
     return replace(answer, verdict=_judge(question, answer))
-
-
-def _planners(question: Question) -> list[RankPlanner]:
-    stages = range(question.config.pp_size or 1)
-    return [
-        RankPlanner(
-            question.config, question.geometry, question.rules, question.device, draft=question.draft, stage=stage
-        )
-        for stage in stages
-    ]
-
-
-def _stage_pools(planners: Sequence[RankPlanner], ratio: float, size_gb: float) -> list[RankPools]:
-    if len(planners) == 1 or size_gb <= 0 or planners[0].refusal is not None or not planners[0].groups:
-        return [planner.pools(ratio=ratio, size_gb=size_gb) for planner in planners]
-    wanted = [planner.wanted_tokens(size_gb) for planner in planners]
-    return [
-        planner.pools(ratio=ratio, size_gb=size_gb, peers=wanted[:index] + wanted[index + 1 :])
-        for index, planner in enumerate(planners)
-    ]
 
 
 def _on_one_host(question: Question, stages: list[RankPools]) -> tuple[RankPools, ...]:
@@ -166,12 +156,6 @@ def _without_host(answer: Answer) -> Answer:
         return answer
     refusal = Refusal("--hicache-ratio", failure.kind, failure.message, requested_bytes=pool.requested_bytes)
     return replace(answer, verdict="ASSERT", refusal=refusal)
-
-
-def _missing_host(question: Question) -> list[str]:
-    if question.host is not None:
-        return []
-    return ["host memory (--host-ram and, better, --available; or --this-host)"]
 
 
 def _auto_size(

@@ -47,7 +47,7 @@ def test_the_incident() -> None:
     together, apart = answer.orders
     assert together.passes
     assert apart.refusal is not None
-    assert (apart.refusal.rank, round(apart.refusal.available_bytes / GB, 2)) == (1, 134.26)
+    assert (apart.refusal.rank, round(apart.refusal.allowed_bytes / GB, 2)) == (1, 134.26)
     assert "134.26 GB free" in apart.refusal.message
 
 
@@ -63,7 +63,7 @@ def test_a_safe_size_can_be_refused_when_ranks_come_one_after_another() -> None:
     answer = assess(incident("0.5.19", hicache_size=48))
     assert answer.verdict == "RACE"
     assert answer.orders[1].refusal is not None
-    assert answer.orders[1].refusal.available_bytes // 10**7 == 4228
+    assert answer.orders[1].refusal.allowed_bytes // 10**7 == 4228
     assert answer.guaranteed_start_bytes == (445 * GB - RESERVE_BYTES) // 15
 
 
@@ -246,7 +246,7 @@ def test_without_a_container_the_check_refuses_before_the_limit() -> None:
     answer = assess(ask("kimi-k2.5", "0.5.8", tp_size=8, hicache_size=300, host_ram="1500GB", overhead="60GB"))
     apart = answer.orders[1]
     assert apart.killed_rank is None and apart.refusal is not None
-    assert (apart.refusal.rank, apart.refusal.available_bytes) == (4, 1440 * GB - 10 * GIB - 4 * answer.per_rank_bytes)
+    assert (apart.refusal.rank, apart.refusal.allowed_bytes) == (4, 1440 * GB - 10 * GIB - 4 * answer.per_rank_bytes)
     assert "rank 5 is refused" in explain(answer) and "a clean refusal" in explain(answer)
 
 

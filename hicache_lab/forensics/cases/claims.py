@@ -213,10 +213,10 @@ def _factor(case: Case, inputs: Inputs) -> Outcome:
 
 def _release_refuses(case: Case, inputs: Inputs) -> Outcome:
     answer = assess(with_size(with_release(case.question(), inputs["release"]), inputs["size_gb"]))
-    refused = answer.verdict == "REFUSED" and answer.refusal is not None and answer.refusal.available_bytes is not None
-    if not refused or answer.refusal is None or answer.refusal.available_bytes is None:
+    refused = answer.verdict == "REFUSED" and answer.refusal is not None and answer.refusal.allowed_bytes is not None
+    if not refused or answer.refusal is None or answer.refusal.allowed_bytes is None:
         return "differs", f"{inputs['release']}: {answer.verdict}"
-    status = _within(answer.refusal.available_bytes / GB, inputs["claimed_gb"], 0.0005)
+    status = _within(answer.refusal.allowed_bytes / GB, inputs["claimed_gb"], 0.0005)
     return status, f'{inputs["release"]}: "{answer.refusal.message}"'
 
 
