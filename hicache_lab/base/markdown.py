@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 
 def escape_markdown(text: str) -> str:
     """Plain text that Markdown shows as it is: nothing in it becomes markup, a link or HTML."""
-    text = printable_text(text).replace("\n", " ")
+    text = printable_text(text).replace("\n", " ").strip()
     text = re.sub(r"([\\`*\[\]<>|~&!#$])", r"\\\1", text)
     # underscores inside words stay as they are; at a word's edge they would be emphasis
     text = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)
     # nothing links by itself either
     text = re.sub(r"(https?|ftp|www)(?=[:.])", r"\1\\", text)
-    return re.sub(r"^(\s*)([-+]|\d+[.)])(?=\s)", r"\1\\\2", text)
+    # at the beginning, a list's mark or a rule
+    return re.sub(r"^(\d*)([-+.)])(?=\s|[-\s]*$)", r"\1\\\2", text)
 
 
 def printable_text(text: str) -> str:

@@ -18,17 +18,7 @@ from hicache_lab.sweeps.ledger import GRID_COPY, SweepRecord
 from hicache_lab.sweeps.rows import safe_bytes
 from hicache_lab.views.figures.comparison import Tradeoff, comparison_figure, hits_figure, tradeoff_figure
 from hicache_lab.views.figures.images import WrittenFigures, write_figures
-from hicache_lab.views.report.document import (
-    Bullets,
-    Code,
-    Document,
-    FigureBlock,
-    Heading,
-    Paragraph,
-    Room,
-    Table,
-    write_report,
-)
+from hicache_lab.views.report.document import Document, write_report
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -99,16 +89,18 @@ def comparison_document(
     _decision(document, advice)
     _what(document, comparison, sweep)
     if comparison.left_out:
-        document.add(Heading("Not in the comparison"), Table(("setting", "why"), comparison.left_out))
+        document.heading("Not in the comparison")
+        document.table(("setting", "why"), comparison.left_out)
     drawn = comparison_figures(comparison, sweep) if figures is None else figures
-    document.add(Heading("Figures"))
+    document.heading("Figures")
     for name, figure in drawn.items():
-        document.add(FigureBlock(figure, _CAPTIONS[name], file=written.files.get(name, "") if written else ""))
+        document.figure(figure, _CAPTIONS[name], file=written.files.get(name, "") if written else "")
     if written is not None and written.note:
-        document.add(Paragraph(f"{written.note[0].upper()}{written.note[1:]}."))
-    document.add(Heading("Tables"))
+        document.paragraph(f"{written.note[0].upper()}{written.note[1:]}.")
+    document.heading("Tables")
     for name in shown_first(comparison):
-        document.add(Heading(title(comparison, name), 3), Table(HEADER, tuple(rows(comparison, name))))
+        document.heading(title(comparison, name), 3)
+        document.table(HEADER, rows(comparison, name))
     _pairs(document, comparison)
     _reading(document, comparison)
     _again(document, comparison, collection)
@@ -116,17 +108,17 @@ def comparison_document(
 
 
 def _decision(document: Document, advice: Recommendation | None) -> None:
-    document.add(Heading("What to take"))
+    document.heading("What to take")
     if advice is None:
-        document.add(Paragraph("No figure that decides was recorded; name one with --objective."))
+        document.paragraph("No figure that decides was recorded; name one with --objective.")
     else:
-        document.add(Paragraph(f"Take {advice.reason}."))
-        document.add(Paragraph(f"It was chosen by {advice.objective}, among settings that may run on this host."))
-    document.add(Room("What was decided, by whom, and what would change it"))
+        document.paragraph(f"Take {advice.reason}.")
+        document.paragraph(f"It was chosen by {advice.objective}, among settings that may run on this host.")
+    document.room("What was decided, by whom, and what would change it")
 
 
 def _what(document: Document, comparison: Comparison, sweep: SweepRecord | None) -> None:
-    document.add(Heading("What was compared"))
+    document.heading("What was compared")
     runs = sum(len(setting.runs) for setting in comparison.settings)
     facts = [f"{len(comparison.settings)} settings, {runs} runs; the baseline is {comparison.baseline}."]
     if sweep is not None:
@@ -136,9 +128,9 @@ def _what(document: Document, comparison: Comparison, sweep: SweepRecord | None)
             f"{sweep.count('complete')} of {len(sweep.points)} points complete, {sweep.failed} failed, "
             f"{sweep.count('skipped')} skipped by preflight.",
         ]
-    document.add(Bullets(tuple(facts)))
+    document.bullets(facts)
     origins = tuple((setting.label, ", ".join(run.origin for run in setting.runs)) for setting in comparison.settings)
-    document.add(Table(("setting", "runs"), origins))
+    document.table(("setting", "runs"), origins)
 
 
 def _pairs(document: Document, comparison: Comparison) -> None:
@@ -149,39 +141,38 @@ def _pairs(document: Document, comparison: Comparison) -> None:
         (*words, p.unit, f"{p.predicted_source} / {p.observed_source}")
         for p, words in zip(comparison.pairs, prediction_cells(comparison), strict=True)
     )
-    document.add(Heading("Predicted against observed"), Table(header, table))
+    document.heading("Predicted against observed")
+    document.table(header, table)
 
 
 def _reading(document: Document, comparison: Comparison) -> None:
-    document.add(
-        Heading("How to read it"),
-        Bullets(
-            (
-                "A run is the unit: the median is of runs, the interval a percentile bootstrap over runs "
-                f"({comparison.confidence:.0%}).",
-                "“inside the noise”: the interval of the difference from the baseline holds zero. “one run”: there is "
-                "nothing to tell noise from.",
-                "Computed and simulated figures have no noise; measured ones do.",
-                *comparison.notes,
-            )
-        ),
+    document.heading("How to read it")
+    document.bullets(
+        (
+            "A run is the unit: the median is of runs, the interval a percentile bootstrap over runs "
+            f"({comparison.confidence:.0%}).",
+            "“inside the noise”: the interval of the difference from the baseline holds zero. “one run”: there is "
+            "nothing to tell noise from.",
+            "Computed and simulated figures have no noise; measured ones do.",
+            *comparison.notes,
+        )
     )
 
 
 def _again(document: Document, comparison: Comparison, collection: Collection) -> None:
-    document.add(Heading("Run it again"))
+    document.heading("Run it again")
     folder, sweep = collection.folder, collection.sweep
     if folder is None or sweep is None:
         words = [*collection.arguments, "--baseline", comparison.baseline]
         words += ["--objective", comparison.objective] if comparison.objective else []
-        document.add(Code(shlex.join(["hicache-lab", "compare", *words])))
+        document.code(shlex.join(["hicache-lab", "compare", *words]))
         return
     folder = final_path(folder)
     words = [sweep.grid or str(folder / GRID_COPY), "--output", str(folder.parent), "--label", folder.name, "--resume"]
-    document.add(
-        Paragraph(f"{GRID_COPY} is the grid as it was run. Where it was started; complete points are not run again:"),
-        Code(shlex.join(["hicache-lab", "sweep", *words])),
+    document.paragraph(
+        f"{GRID_COPY} is the grid as it was run. Where it was started; complete points are not run again:"
     )
+    document.code(shlex.join(["hicache-lab", "sweep", *words]))
 
 
 def recommendation_text(advice: Recommendation | None) -> str:

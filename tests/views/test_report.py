@@ -8,15 +8,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hicache_lab.base.errors import InputError, UsageError
-from hicache_lab.base.markdown import escape_markdown
+from hicache_lab.base.markdown import escape_markdown, printable_text
 from hicache_lab.base.resources import data_dir
 from hicache_lab.cli import main
 from hicache_lab.views.report import postmortem, to_document, write_report
-from hicache_lab.views.report.document import Bullets, Code, Document, Heading, Paragraph, Table
+from hicache_lab.views.report.document import Document
 
 SEED = "kimi-k25-hicache-300"
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "logs"
@@ -137,14 +137,21 @@ def test_hostile_log_stays_text(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=80))
+@example("1.")
+@example("- -  -")
+@example("2) [x](javascript:y) <b> `c` | d\\| www.e.f _g_ ---")
 @settings(max_examples=200, deadline=None)
 def test_any_text_is_shown_and_never_markup(text: str) -> None:
-    document = Document(
-        text, [Heading(text), Paragraph(text), Bullets((text,)), Table((text,), ((text,),)), Code(text)]
-    )
+    document = Document("")
+    document.heading(text)
+    document.paragraph(text)
+    document.bullets([text])
+    document.table((text,), ((text,),))
+    document.code(text)
     page = Page(document.to_html())
-    allowed = set("html head meta title style body h1 h2 p ul li table thead tbody tr th td pre".split())
+    allowed = set("html head meta title style body h1 h2 p ul li table thead tbody tr th td pre code".split())
     assert {tag for tag, _ in page.tags} <= allowed
+    assert page.text.split() == 6 * printable_text(text).split()
     escaped = escape_markdown(text)
     assert "\n" not in escaped
     for char in "<[`|":

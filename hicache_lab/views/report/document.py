@@ -1,15 +1,15 @@
-"""A document as a list of blocks, written as Markdown and as HTML; all text in it is plain and is escaped.
+"""A document: Markdown, and the page that is rendered from it; all text that goes in is plain and is escaped.
 
-Log lines, model names and paths come from outside, so no block takes markup.
+Log lines, model names and paths come from outside, so nothing that is added is taken for markup: it is escaped on its
+way into the Markdown, and the renderer lets no HTML through.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from hicache_lab.base.errors import HostError
@@ -18,66 +18,6 @@ from hicache_lab.base.markdown import escape_markdown, fenced, markdown_table, p
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """A heading; level 2 begins a section."""
-
-    text: str
-    level: int = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Paragraph:
-    """Running text."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bullets:
-    """A list."""
-
-    items: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of cells below a header."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """Text kept as it is: commands and log excerpts."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Room for people: what only they know."""
-
-    prompt: str
-
-
-@dataclass(frozen=True, slots=True)
-class FigureBlock:
-    """A figure: interactive in HTML; in Markdown an image, or the caption and a line of blocks, stands for it.
-
-    ``file`` is what was drawn, relative to the document: an image is shown, an HTML figure is linked to.
-    """
-
-    figure: Any
-    caption: str
-    sketch: str = ""
-    file: str = ""
-
-
-Block = Heading | Paragraph | Bullets | Table | Code | Room | FigureBlock
 
 _STYLE = """
 :root{color-scheme:light dark}
@@ -92,32 +32,81 @@ figure{margin:1rem 0}figcaption{font-size:.9em;opacity:.8}
 """
 
 
-@dataclass
 class Document:
-    """A title and its blocks."""
+    """A title and what stands below it."""
 
-    title: str
-    blocks: list[Block] = field(default_factory=list)
+    def __init__(self, title: str) -> None:
+        self.title = title
+        # Markdown, and the HTML of what Markdown cannot say
+        self._blocks: list[tuple[str, Callable[[], str] | None]] = []
+        self._has_figures = False
 
-    def add(self, *blocks: Block) -> None:
-        """Append blocks."""
-        self.blocks += blocks
+    def heading(self, text: str, level: int = 2) -> None:
+        """Add a heading; level 2 begins a section."""
+        self._blocks.append((f"{'#' * level} {escape_markdown(text)}", None))
+
+    def paragraph(self, text: str) -> None:
+        """Add running text."""
+        self._blocks.append((escape_markdown(text), None))
+
+    def bullets(self, items: Iterable[str]) -> None:
+        """Add a list."""
+        self._blocks.append(("\n".join(f"- {escape_markdown(item)}" for item in items), None))
+
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Add rows of cells below a header."""
+        self._blocks.append((markdown_table(header, rows), None))
+
+    def code(self, text: str) -> None:
+        """Add text kept as it is: commands and log excerpts."""
+        self._blocks.append((fenced(text), None))
+
+    def room(self, prompt: str) -> None:
+        """Add room for people: what only they know."""
+        box = '<div class="room" contenteditable="true"></div>'
+        self._blocks.append(
+            (f"> ✎ {escape_markdown(prompt)}\n>\n> …", lambda: f"<p><em>{_plain(prompt)}</em></p>{box}")
+        )
+
+    def figure(self, figure: Figure, caption: str, sketch: str = "", *, file: str = "") -> None:
+        """Add a figure: interactive in HTML; in Markdown an image, or the caption and a line of blocks, stands for it.
+
+        Args:
+            figure: the figure.
+            caption: one sentence.
+            sketch: the figure in characters.
+            file: what was drawn, relative to the document: an image is shown, an HTML figure is linked to.
+        """
+        text = f"*{escape_markdown(caption)} The interactive figure is in the HTML file.*"
+        if file:
+            text = f"{'' if file.endswith('.html') else '!'}[{escape_markdown(caption)}]({quote(file)})"
+        elif sketch:
+            text = f"{fenced(sketch)}\n\n{text}"
+
+        def page() -> str:
+            drawn = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
+            return f"<figure>{drawn}<figcaption>{_plain(caption)}</figcaption></figure>"
+
+        self._has_figures = True
+        self._blocks.append((text, page))
 
     def to_markdown(self) -> str:
         """The document as Markdown (tables as GitHub writes them)."""
-        parts = [f"# {escape_markdown(self.title)}"] + [_markdown(block) for block in self.blocks]
+        parts = [f"# {escape_markdown(self.title)}", *(markdown for markdown, _ in self._blocks)]
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def to_html(self) -> str:
         """The document as one page that fetches nothing; with a figure it holds plotly.js (about 4.5 MB) once."""
-        figures = any(isinstance(block, FigureBlock) for block in self.blocks)
+        import mistune
+
         script = ""
-        if figures:
+        if self._has_figures:
             from plotly.offline import get_plotlyjs
 
             script = f"<script>{get_plotlyjs()}</script>"
-        body = "\n".join(_html(block) for block in self.blocks)
-        title = html.escape(self.title)
+        render = mistune.create_markdown(escape=True, plugins=["table"])
+        body = "\n".join(page() if page else str(render(markdown)) for markdown, page in self._blocks)
+        title = _plain(self.title)
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -125,54 +114,8 @@ class Document:
         )
 
 
-def _markdown(block: Block) -> str:
-    if isinstance(block, Heading):
-        return f"{'#' * block.level} {escape_markdown(block.text)}"
-    if isinstance(block, Paragraph):
-        return escape_markdown(block.text)
-    if isinstance(block, Bullets):
-        return "\n".join(f"- {escape_markdown(item)}" for item in block.items)
-    if isinstance(block, Table):
-        return markdown_table(block.header, block.rows)
-    if isinstance(block, Code):
-        return fenced(block.text)
-    if isinstance(block, Room):
-        return f"> ✎ {escape_markdown(block.prompt)}\n>\n> …"
-    if block.file:
-        image = "" if block.file.endswith(".html") else "!"
-        return f"{image}[{escape_markdown(block.caption)}]({quote(block.file)})"
-    sketch = f"{fenced(block.sketch)}\n\n" if block.sketch else ""
-    return f"{sketch}*{escape_markdown(block.caption)} The interactive figure is in the HTML file.*"
-
-
-def _html(block: Block) -> str:
-    if isinstance(block, Heading):
-        return f"<h{block.level}>{html.escape(block.text)}</h{block.level}>"
-    if isinstance(block, Paragraph):
-        return f"<p>{_text(block.text)}</p>"
-    if isinstance(block, Bullets):
-        return "<ul>" + "".join(f"<li>{_text(item)}</li>" for item in block.items) + "</ul>"
-    if isinstance(block, Table):
-        return _table_html(block.header, block.rows)
-    if isinstance(block, Code):
-        return f"<pre>{html.escape(printable_text(block.text))}</pre>"
-    if isinstance(block, Room):
-        return f'<p><em>{_text(block.prompt)}</em></p><div class="room" contenteditable="true"></div>'
-    return f"<figure>{_figure_html(block.figure)}<figcaption>{_text(block.caption)}</figcaption></figure>"
-
-
-def _text(text: str) -> str:
+def _plain(text: str) -> str:
     return html.escape(printable_text(text))
-
-
-def _table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_text(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _figure_html(figure: Figure) -> str:
-    return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
 
 
 def write_report(document: Document, folder: Path, name: str = "postmortem") -> tuple[Path, Path]:

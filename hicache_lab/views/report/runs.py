@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_lab.runs.results import load_result
-from hicache_lab.views.report.document import Bullets, Code, Document, Heading, Paragraph, Table
+from hicache_lab.views.report.document import Document
 
 _ROWS = 20
 
@@ -19,35 +19,34 @@ def run_report(folder: Path) -> Document:
     """
     result = load_result(folder)
     document = Document(f"{result.notebook}: {result.status}")
-    document.add(
-        Paragraph(
-            f"Started {result.started_at}, {result.seconds:,.1f} s, hicache-lab {result.hicache_lab}, Python "
-            f"{result.python}."
-        ),
-        Heading("Parameters"),
-        Table(
-            ("name", "value", ""),
-            tuple(
-                (name, str(value), "given" if name in result.given else "default")
-                for name, value in result.parameters.items()
-            ),
-        ),
-        Heading("Figures"),
+    document.paragraph(
+        f"Started {result.started_at}, {result.seconds:,.1f} s, hicache-lab {result.hicache_lab}, Python "
+        f"{result.python}."
     )
+    document.heading("Parameters")
+    document.table(
+        ("name", "value", ""),
+        (
+            (name, str(value), "given" if name in result.given else "default")
+            for name, value in result.parameters.items()
+        ),
+    )
+    document.heading("Figures")
     simple = {name: figure for name, figure in result.figures.items() if not isinstance(figure.value, list | dict)}
-    document.add(
-        Table(
-            ("figure", "value", "unit", "source"),
-            tuple((name, _shown(figure.value), figure.unit, figure.source) for name, figure in simple.items()),
-        )
+    document.table(
+        ("figure", "value", "unit", "source"),
+        ((name, _shown(figure.value), figure.unit, figure.source) for name, figure in simple.items()),
     )
     for name, figure in result.figures.items():
         if name not in simple:
-            document.add(Heading(f"{name} ({figure.source})", 3), _table(figure.value))
+            document.heading(f"{name} ({figure.source})", 3)
+            _add_values(document, figure.value)
     if result.error is not None:
-        document.add(Heading("How it ended"), Paragraph(f"{result.error.kind}: {result.error.message}"))
-        document.add(Code(result.error.traceback or result.error.cell_source))
-    document.add(Heading("Files"), Bullets(result.files))
+        document.heading("How it ended")
+        document.paragraph(f"{result.error.kind}: {result.error.message}")
+        document.code(result.error.traceback or result.error.cell_source)
+    document.heading("Files")
+    document.bullets(result.files)
     return document
 
 
@@ -57,11 +56,11 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _table(value: Any) -> Table | Code:
+def _add_values(document: Document, value: Any) -> None:
     if isinstance(value, dict):
-        return Table(("name", "value"), tuple((str(key), _shown(item)) for key, item in value.items()))
-    if value and all(isinstance(row, dict) for row in value):
-        names = tuple(dict.fromkeys(str(name) for row in value for name in row))
-        rows = tuple(tuple(_shown(row.get(name, "")) for name in names) for row in value[:_ROWS])
-        return Table(names, rows)
-    return Code("\n".join(_shown(item) for item in value[:_ROWS]))
+        document.table(("name", "value"), ((str(key), _shown(item)) for key, item in value.items()))
+    elif value and all(isinstance(row, dict) for row in value):
+        names = list(dict.fromkeys(str(name) for row in value for name in row))
+        document.table(names, ([_shown(row.get(name, "")) for name in names] for row in value[:_ROWS]))
+    else:
+        document.code("\n".join(_shown(item) for item in value[:_ROWS]))

@@ -19,7 +19,7 @@ from hicache_lab.preflight import assess, corrected_line, explain, with_release
 from hicache_lab.sglang.launch import parse_launch
 from hicache_lab.sizing.guard import RESERVE_TEXT, beyond_reserve_bytes, divides_since
 from hicache_lab.views.figures.incident import incident_figure
-from hicache_lab.views.report.document import Bullets, Code, Document, FigureBlock, Heading, Paragraph, Room, Table
+from hicache_lab.views.report.document import Document
 from hicache_lab.views.report.postmortem import Postmortem
 
 _EXCERPT = 12
@@ -55,13 +55,11 @@ def _head(post: Postmortem, document: Document) -> None:
         ("written by", f"hicache-lab {__version__} from these files; edit freely"),
         ("reviewed by", "…"),
     ]
-    document.add(Table(("", ""), tuple(rows)))
+    document.table(("", ""), rows)
     if post.origin != "measured":
-        document.add(
-            Paragraph(
-                f"The files are {post.origin}: they were rebuilt from what people reported, "
-                "and the figures read from them are too."
-            )
+        document.paragraph(
+            f"The files are {post.origin}: they were rebuilt from what people reported, "
+            "and the figures read from them are too."
         )
 
 
@@ -74,22 +72,21 @@ def _release(post: Postmortem) -> str:
 
 
 def _summary(post: Postmortem, document: Document) -> None:
-    document.add(Heading("Summary"))
+    document.heading("Summary")
     first = post.diagnosis.first
     if first is None:
-        document.add(
-            Paragraph(
-                f"No cause was found. {post.diagnosis.recognised_lines:,} statements were recognised in "
-                f"{post.diagnosis.lines:,} lines; what was looked for is listed under “What is not known”."
-            )
+        document.paragraph(
+            f"No cause was found. {post.diagnosis.recognised_lines:,} statements were recognised in "
+            f"{post.diagnosis.lines:,} lines; what was looked for is listed under “What is not known”."
         )
     else:
-        document.add(Paragraph(first.explanation), Paragraph(f"What to do: {first.remedy}."))
-    document.add(Room("In two sentences for readers who do not run inference servers:"))
+        document.paragraph(first.explanation)
+        document.paragraph(f"What to do: {first.remedy}.")
+    document.room("In two sentences for readers who do not run inference servers:")
 
 
 def _impact(post: Postmortem, document: Document) -> None:
-    document.add(Heading("Impact"))
+    document.heading("Impact")
     rows = []
     times = [at for run in post.facts.log.runs for at in (run.first, run.last) if at is not None]
     for seen in run_facts(post.facts):
@@ -102,36 +99,34 @@ def _impact(post: Postmortem, document: Document) -> None:
         rows.append(
             (str(run.index), state, f"{ended} killed" if ended else "none killed", f"{run.counts['retraction']}")
         )
-    document.add(Table(("launch", "state", "processes", "retractions"), tuple(rows)))
+    document.table(("launch", "state", "processes", "retractions"), rows)
     low = post.facts.lowest_left()
     if low is not None and low.left_bytes is not None:
         used = f", {format_gb(low.in_use_bytes)} in use" if low.in_use_bytes is not None else ""
-        document.add(
-            Paragraph(
-                f"Least memory left: {format_gb(low.left_bytes)}{used} ({post.origin}, "
-                f"{Path(low.where.file).name}:{low.where.line})."
-            )
+        document.paragraph(
+            f"Least memory left: {format_gb(low.left_bytes)}{used} ({post.origin}, "
+            f"{Path(low.where.file).name}:{low.where.line})."
         )
-    document.add(Room("Who was affected, for how long, and what it cost:"))
+    document.room("Who was affected, for how long, and what it cost:")
 
 
 def _timeline(post: Postmortem, document: Document) -> None:
-    document.add(Heading("Timeline"))
+    document.heading("Timeline")
     figure = incident_figure(post.facts, post.moments, source=post.origin)
     if figure is not None:
-        document.add(FigureBlock(figure, f"Times in {post.timezone}, as printed; {post.origin}.", _sketch(post.facts)))
+        document.figure(figure, f"Times in {post.timezone}, as printed; {post.origin}.", _sketch(post.facts))
     rows = []
     times = [moment.at for moment in post.moments if moment.at]
     for moment in post.moments:
         when = _clock(moment.at, times) if moment.at else "no time"
         quote = f": {moment.quote}" if moment.quote else ""
         rows.append((when, moment.source, f"{moment.what}{quote}", _place(moment.evidence)))
-    document.add(Table((f"time ({post.timezone})", "who says so", "what", "where"), tuple(rows)))
+    document.table((f"time ({post.timezone})", "who says so", "what", "where"), rows)
     if post.case is not None and post.case.timeline:
-        document.add(Heading("As people told it", 3))
+        document.heading("As people told it", 3)
         steps = tuple((str(moment.step), moment.what, moment.origin) for moment in post.case.timeline)
-        document.add(Table(("step", "what", "origin"), steps))
-    document.add(Room("Decisions and hand-overs that no log shows:"))
+        document.table(("step", "what", "origin"), steps)
+    document.room("Decisions and hand-overs that no log shows:")
 
 
 def _clock(at: datetime, among: Sequence[datetime]) -> str:
@@ -158,25 +153,23 @@ def _place(evidence: Evidence) -> str:
 
 
 def _cause(post: Postmortem, document: Document) -> None:
-    document.add(Heading("Root cause"))
+    document.heading("Root cause")
     first = post.diagnosis.first
     if first is None:
-        document.add(Paragraph("Not shown by these files."))
+        document.paragraph("Not shown by these files.")
         return
     risk = "Nothing failed in these files; this is a risk. " if post.diagnosis.only_risks else ""
-    document.add(Paragraph(f"{risk}{first.cause} ({first.confidence} confidence). {first.explanation}"))
+    document.paragraph(f"{risk}{first.cause} ({first.confidence} confidence). {first.explanation}")
     launch = post.diagnosis.first_launch
     rows = _arithmetic(launch, post) if launch is not None else ()
     if rows:
-        document.add(Heading("The arithmetic", 3), Table(("what", "amount", "from"), rows))
+        document.heading("The arithmetic", 3)
+        document.table(("what", "amount", "from"), rows)
     if post.answer is not None:
-        document.add(
-            Paragraph(
-                "What the check and the host see, computed from the launch line by the same rules as hicache-lab "
-                "preflight:"
-            ),
-            Code(explain(post.answer, post.advice)),
+        document.paragraph(
+            "What the check and the host see, computed from the launch line by the same rules as hicache-lab preflight:"
         )
+        document.code(explain(post.answer, post.advice))
 
 
 def _arithmetic(launch: RunFacts, post: Postmortem) -> tuple[tuple[str, str, str], ...]:
@@ -213,48 +206,39 @@ def _arithmetic(launch: RunFacts, post: Postmortem) -> tuple[tuple[str, str, str
 
 
 def _evidence(post: Postmortem, document: Document) -> None:
-    document.add(Heading("Evidence"))
+    document.heading("Evidence")
     for finding, others in post.diagnosis.grouped():
         launch = f", launch {finding.run}{also_in(others)}" if len(post.facts.log.runs) > 1 else ""
-        document.add(Heading(f"{finding.cause} ({finding.role}, {finding.confidence} confidence{launch})", 3))
+        document.heading(f"{finding.cause} ({finding.role}, {finding.confidence} confidence{launch})", 3)
         lines = [f"{_place(evidence)}  {evidence.text}" for evidence in finding.evidence[:_EXCERPT]]
         more = len(finding.evidence) - _EXCERPT
-        document.add(Code("\n".join([*lines, *([f"… and {more} more lines"] if more > 0 else [])])))
+        document.code("\n".join([*lines, *([f"… and {more} more lines"] if more > 0 else [])]))
     if not post.diagnosis.findings:
-        document.add(Paragraph("None."))
+        document.paragraph("None.")
 
 
 def _factors(post: Postmortem, document: Document) -> None:
-    document.add(Heading("Contributing factors and consequences"))
+    document.heading("Contributing factors and consequences")
     rest = [finding for finding, _ in post.diagnosis.grouped()][1:]
     if rest:
-        document.add(Table(("what", "role", "explanation"), tuple((f.cause, f.role, f.explanation) for f in rest)))
-    document.add(
-        Room("How the people involved came to believe what they believed (documentation, help texts, habits):")
-    )
+        document.table(("what", "role", "explanation"), ((f.cause, f.role, f.explanation) for f in rest))
+    document.room("How the people involved came to believe what they believed (documentation, help texts, habits):")
 
 
 def _caught(post: Postmortem, document: Document) -> None:
-    document.add(Heading("What would have caught it"))
+    document.heading("What would have caught it")
     if post.answer is None:
-        document.add(
-            Paragraph(f"hicache-lab preflight, before the launch. It cannot be shown here: {post.why_no_answer}.")
-        )
+        document.paragraph(f"hicache-lab preflight, before the launch. It cannot be shown here: {post.why_no_answer}.")
         return
-    document.add(
-        Paragraph(
-            f"One command before the launch. It answers {post.answer.verdict}; exit code 3 stops a start script:"
-        ),
-        Code(" ".join(shlex.quote(word) for word in _preflight_words(post)) + f" \\\n    -- {post.line}"),
+    document.paragraph(
+        f"One command before the launch. It answers {post.answer.verdict}; exit code 3 stops a start script:"
     )
+    document.code(" ".join(shlex.quote(word) for word in _preflight_words(post)) + f" \\\n    -- {post.line}")
     later = divides_since()
     refused = assess(with_release(post.answer.question, later)).verdict == "REFUSED"
     if refused and post.answer.verdict != "REFUSED":
-        document.add(
-            Paragraph(
-                f"A server of {later} or later refuses such a launch by itself: "
-                "its check divides by the ranks on the host."
-            )
+        document.paragraph(
+            f"A server of {later} or later refuses such a launch by itself: its check divides by the ranks on the host."
         )
 
 
@@ -286,7 +270,7 @@ def _preflight_words(post: Postmortem) -> list[str]:
 
 
 def _actions(post: Postmortem, document: Document) -> None:
-    document.add(Heading("Action items"))
+    document.heading("Action items")
     causes = [finding for finding, _ in post.diagnosis.grouped() if finding.role != "consequence"]
     rows = [(f"{number}", remedy, "…", "…") for number, remedy in enumerate(_remedies(causes), 1)]
     rows.append((f"{len(rows) + 1}", "run hicache-lab preflight in the start script, before the server", "…", "…"))
@@ -298,12 +282,13 @@ def _actions(post: Postmortem, document: Document) -> None:
             "…",
         )
     )
-    document.add(Table(("", "what", "who", "until"), tuple(rows)))
+    document.table(("", "what", "who", "until"), rows)
     if post.answer is not None and post.advice is not None:
         config = parse_launch(post.line) if post.case is not None and post.line else post.answer.question.config
         corrected = corrected_line(post.answer, post.advice, config)
         if corrected:
-            document.add(Paragraph("The launch line corrected, with room to spare:"), Code(corrected))
+            document.paragraph("The launch line corrected, with room to spare:")
+            document.code(corrected)
     if post.case is not None:
         _alternatives(post.case, document)
 
@@ -331,17 +316,16 @@ def _alternatives(case: Case, document: Document) -> None:
         )
         for one in alternatives(case)
     ]
-    document.add(Heading("Alternatives", 3), Table(("flag", "since", "device tokens", "what it does"), tuple(rows)))
+    document.heading("Alternatives", 3)
+    document.table(("flag", "since", "device tokens", "what it does"), rows)
     if (case.folder / "claims.json").exists():
         claims = tuple((str(result.step), result.claim, result.status, result.recomputed) for result in audit(case))
-        document.add(
-            Heading("Conclusions of the time, computed again", 3),
-            Table(("step", "claim", "status", "recomputed"), claims),
-        )
+        document.heading("Conclusions of the time, computed again", 3)
+        document.table(("step", "claim", "status", "recomputed"), claims)
 
 
 def _unknown(post: Postmortem, document: Document) -> None:
-    document.add(Heading("What is not known"))
+    document.heading("What is not known")
     items = list(post.case.not_known) if post.case is not None else []
     if post.facts.total is None:
         items.append("how much RAM the host has")
@@ -356,9 +340,8 @@ def _unknown(post: Postmortem, document: Document) -> None:
     assumed = [name for name, fact in post.case.facts.items() if fact.origin == "assumed"] if post.case else []
     if assumed:
         items.append(f"assumed, because nobody said: {', '.join(assumed)}")
-    document.add(Bullets(tuple(items) or ("nothing that the rules ask for",)))
+    document.bullets(tuple(items) or ("nothing that the rules ask for",))
     missing = tuple((cause, looks_for) for cause, looks_for in post.diagnosis.not_found())
-    document.add(
-        Paragraph("Looked for in these files and not found:"), Table(("cause", "what would have shown it"), missing)
-    )
-    document.add(Room("Open questions:"))
+    document.paragraph("Looked for in these files and not found:")
+    document.table(("cause", "what would have shown it"), missing)
+    document.room("Open questions:")
