@@ -57,8 +57,6 @@ class CgroupLevel:
 class CgroupMemory:
     """What the control groups allow one process; every level that states a limit is kept."""
 
-    version: int
-    path: str
     levels: tuple[CgroupLevel, ...] = ()
 
     def binding_level(self, *, credit_page_cache: bool) -> CgroupLevel | None:
@@ -89,7 +87,6 @@ class MemoryController:
     """The memory controller where it is mounted, and this process's group in it."""
 
     version: int
-    membership: str
     mount: Path
     own: Path
 
@@ -178,7 +175,7 @@ def memory_controllers(
             raise ValueError(f"Cannot resolve cgroup memory path: {membership}")
         if own.is_dir():
             resolved = True
-            yield MemoryController(_VERSIONS[filesystem], str(membership), mount, own)
+            yield MemoryController(_VERSIONS[filesystem], mount, own)
     if memberships and not resolved:
         raise RuntimeError("Cannot locate the process memory cgroup in mounted cgroup filesystems")
 
@@ -227,9 +224,4 @@ def read_cgroup(proc_root: Path = PROC, *, sys_root: Path = SYS) -> CgroupMemory
         levels = tuple(level for one in controllers for level in one.levels(one.own, credit_page_cache=True))
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise HostError(f"control groups below {proc_root}: {error}") from error
-    if not controllers:
-        return None
-    # in a hybrid set-up the memory controller is mounted once, as version 1 or as version 2
-    stating = (one for one in controllers if any(level.path.startswith(str(one.mount)) for level in levels))
-    first = next(stating, controllers[0])
-    return CgroupMemory(first.version, first.membership, levels)
+    return CgroupMemory(levels) if controllers else None

@@ -26,7 +26,6 @@ class HostMemory:
 
     total_bytes: int
     available_bytes: int
-    available_is_estimate: bool = False
     free_bytes: int | None = None
     shmem_bytes: int | None = None
     hugepages_reserved_bytes: int = 0
@@ -47,7 +46,7 @@ class HostMemory:
         cgroup_limit_bytes: int | None = None,
         cgroup_usage_bytes: int | None = None,
     ) -> HostMemory:
-        """Facts the user gave; ``available_bytes`` defaults to total − huge pages, marked as an estimate.
+        """Facts the user gave; ``available_bytes`` defaults to total − huge pages.
 
         Raises:
             UsageError: the facts contradict each other.
@@ -69,13 +68,12 @@ class HostMemory:
         cgroup, notes = None, []
         if cgroup_limit_bytes is not None:
             level = CgroupLevel("stated", "limit", cgroup_limit_bytes, cgroup_usage_bytes or 0)
-            cgroup = CgroupMemory(2, "stated", (level,))
+            cgroup = CgroupMemory((level,))
             if cgroup_usage_bytes is None:
                 notes.append("the container's usage was not stated and is taken as 0")
         return cls(
             total_bytes=total_bytes,
             available_bytes=total_bytes - hugepages_bytes if available_bytes is None else available_bytes,
-            available_is_estimate=available_bytes is None,
             hugepages_reserved_bytes=hugepages_bytes,
             hugepages_free_bytes=hugepages_bytes,
             cgroup=cgroup,
@@ -135,29 +133,29 @@ def read_meminfo(path: Path) -> dict[str, int]:
     return rows
 
 
-def _available(rows: dict[str, int], proc_root: Path) -> tuple[int, bool, tuple[str, ...]]:
+def _available(rows: dict[str, int], proc_root: Path) -> tuple[int, tuple[str, ...]]:
     """MemAvailable, or the kernel's own estimate for it where the kernel (before 3.14) or LXC leaves it out.
 
     Source of the estimate: si_mem_available in the kernel's mm/page_alloc.c, without reserved pages.
     """
     total, stated = rows["MemTotal"], rows.get("MemAvailable")
     if stated is not None and stated <= total:
-        return stated, False, ()
+        return stated, ()
     free = rows.get("MemFree", 0)
     if stated is not None:
         # lxcfs takes MemTotal from the container and MemAvailable from the host
-        return free, True, ("MemAvailable exceeds MemTotal (LXC); MemFree is taken instead",)
+        return free, ("MemAvailable exceeds MemTotal (LXC); MemFree is taken instead",)
     note = ("/proc/meminfo has no MemAvailable; it is estimated from the free and the file pages",)
     try:
         words = [line.split() for line in (proc_root / "zoneinfo").read_text().splitlines()]
         pages = sum(int(row[1]) for row in words if len(row) == 2 and row[0] == "low")
     except (OSError, ValueError):
-        return min(total, free + rows.get("Cached", 0)), True, note
+        return min(total, free + rows.get("Cached", 0)), note
     low = pages * os.sysconf("SC_PAGE_SIZE")
     cache = rows.get("Active(file)", 0) + rows.get("Inactive(file)", 0)
     slab = rows.get("SReclaimable", 0)
     estimate = free - low + cache - min(cache // 2, low) + slab - min(slab // 2, low)
-    return min(total, max(0, estimate)), True, note
+    return min(total, max(0, estimate)), note
 
 
 def _hugepages(rows: dict[str, int], sys_root: Path) -> tuple[int, int]:
@@ -193,7 +191,7 @@ def read_host(*, proc_root: Path = PROC, sys_root: Path = SYS) -> HostMemory:
         note = f"{proc_root} has no meminfo: control groups, huge pages and limits are not known"
         return HostMemory(memory.total, memory.available, notes=(note,), source="psutil")
     rows = read_meminfo(proc_root / "meminfo")
-    available, estimated, notes = _available(rows, proc_root)
+    available, notes = _available(rows, proc_root)
     reserved, free_huge = _hugepages(rows, sys_root)
     try:
         cgroup = read_cgroup(proc_root, sys_root=sys_root)
@@ -202,7 +200,6 @@ def read_host(*, proc_root: Path = PROC, sys_root: Path = SYS) -> HostMemory:
     return HostMemory(
         total_bytes=rows["MemTotal"],
         available_bytes=available,
-        available_is_estimate=estimated,
         free_bytes=rows.get("MemFree"),
         shmem_bytes=rows.get("Shmem"),
         hugepages_reserved_bytes=reserved,

@@ -80,7 +80,7 @@ def _limited(host: HostMemory, name: str, limit_bytes: int, usage_bytes: int) ->
     """The host seen from inside one more container."""
     level = CgroupLevel(name, "limit", limit_bytes, usage_bytes)
     levels = host.cgroup.levels if host.cgroup else ()
-    return replace(host, cgroup=CgroupMemory(2, "stated", (*levels, level)))
+    return replace(host, cgroup=CgroupMemory((*levels, level)))
 
 
 def _host(host: HostMemory | None, config: LaunchConfig, facts: Mapping[str, Any]) -> tuple[HostMemory | None, bool]:

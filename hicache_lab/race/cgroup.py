@@ -86,7 +86,7 @@ def find_controller(proc: Path = Path("/proc")) -> MemoryController:
 def headroom_bytes(controller: MemoryController, group: Path) -> int | None:
     """The least that a group and those above it still grant; None when none is limited."""
     levels = tuple(controller.levels(group, credit_page_cache=False))
-    return CgroupMemory(controller.version, str(group), levels).headroom_bytes(credit_page_cache=False)
+    return CgroupMemory(levels).headroom_bytes(credit_page_cache=False)
 
 
 def _create(controller: MemoryController, tree: Tree, parents: list[Path], limit_bytes: int) -> tuple[Path, bool]:

@@ -26,7 +26,7 @@ def test_systemd() -> None:
         "[Service]\nEnvironment=A=1 'B=2 3'\nMemoryMax=100G\nMemoryHigh=90G\nLimitMEMLOCK=infinity\n"
         "ExecStart=/usr/bin/python3 -m sglang.launch_server --model-path m \\\n  --tp 8\nRestart=always\n"
     )
-    assert config.container == Container("systemd", 90 * GIB, memlock_is_unlimited=True)
+    assert config.container == Container("systemd", 90 * GIB)
     assert (config.tp_size, config.env) == (8, (("A", "1"), ("B", "2 3")))
 
 
@@ -36,9 +36,7 @@ def test_docker_run() -> None:
         "--ipc host -v /data/sglang:/x -e A=1 --name m --privileged lmsysorg/sglang:v0.5.8-cu126 "
         "python3 -m sglang.launch_server --model-path m"
     )
-    assert config.container == Container(
-        "docker", 400 * GIB, 32 * GIB, None, True, "host", True, "lmsysorg/sglang:v0.5.8-cu126"
-    )
+    assert config.container == Container("docker", 400 * GIB, 32 * GIB, "lmsysorg/sglang:v0.5.8-cu126")
     assert config.container.image_tag == "v0.5.8-cu126"
     assert config.sglang_version is None
     assert config.env == (("A", "1"),)
@@ -114,9 +112,7 @@ AS_ARGUMENTS = "args: [--model-path, m, --tp, $(TP), --hicache-size, 48]"
 def test_compose() -> None:
     config = parse_launch(COMPOSE)
     assert (config.model, config.tp_size, config.hicache_size) == ("m", 8, 48)
-    assert config.container == Container(
-        "compose", 417 * GIB, 32 * GIB, None, True, "host", image="lmsysorg/sglang:latest"
-    )
+    assert config.container == Container("compose", 417 * GIB, 32 * GIB, image="lmsysorg/sglang:latest")
 
 
 @pytest.mark.parametrize("command", [AS_LISTS, AS_SHELL, AS_ARGUMENTS])
@@ -125,7 +121,7 @@ def test_kubernetes(command: str) -> None:
     assert (config.model, config.tp_size, config.hicache_size) == ("m", 8, 48)
     assert config.container is not None
     assert (config.container.memory_bytes, config.container.shm_bytes) == (449 * GB, 10 * GIB)
-    assert (config.container.ipc, config.container.image_tag) == ("host", "v0.5.19")
+    assert config.container.image_tag == "v0.5.19"
     assert config.env == (("TP", "8"),)
 
 

@@ -18,10 +18,6 @@ class Container:
     runtime: str
     memory_bytes: int | None = None
     shm_bytes: int | None = None
-    memlock_bytes: int | None = None
-    memlock_is_unlimited: bool = False
-    ipc: str | None = None
-    privileged: bool = False
     image: str | None = None
 
     @property

@@ -302,15 +302,11 @@ def _end_command(r: _Reading) -> None:
     r.is_target = False
     if r.words and r.command_start is not None:
         r.commands.append(Command(tuple(r.words), r.line(r.command_start)))
-        _remember(r)
+        # a command that only assigns
+        words = r.words[1:] if r.words[0].text in {"export", "declare", "set", "local", "readonly"} else r.words
+        if all(ASSIGNMENT.fullmatch(word.text) for word in words):
+            r.variables |= assignments(word for word in words if not word.unresolved)
     r.words, r.command_start = [], None
-
-
-def _remember(r: _Reading) -> None:
-    """Keep what a command that only assigns has assigned."""
-    words = r.words[1:] if r.words[0].text in {"export", "declare", "set", "local", "readonly"} else r.words
-    if all(ASSIGNMENT.fullmatch(word.text) for word in words):
-        r.variables |= assignments(word for word in words if not word.unresolved)
 
 
 def _redirection(r: _Reading) -> None:

@@ -57,23 +57,12 @@ def systemd_unit(text: str) -> Wrapped | None:
     command = re.search(r"^ExecStart=[-@:+!]*((?:.*\\\n)*.*)", text, re.MULTILINE)
     if command is None:
         return None
-    container = Container("systemd")
-    settings = dict(re.findall(r"^(MemoryMax|MemoryHigh|LimitMEMLOCK)=(\S+)", text, re.MULTILINE))
-    limits = [binary_bytes(v, k) for k, v in settings.items() if k.startswith("Memory") and v != "infinity"]
-    if limits:
-        container = replace(container, memory_bytes=min(limits))
-    if "LimitMEMLOCK" in settings:
-        container = _memlock(container, settings["LimitMEMLOCK"].replace("infinity", "unlimited"))
+    settings = re.findall(r"^(MemoryMax|MemoryHigh)=(\S+)", text, re.MULTILINE)
+    limits = [binary_bytes(value, name) for name, value in dict(settings).items() if value != "infinity"]
+    container = Container("systemd", memory_bytes=min(limits, default=None))
     words = [word for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE) for word in shlex.split(line)]
     env = {name: value for name, _, value in (word.partition("=") for word in words)}
     return Wrapped(command[1], (), container, env)
-
-
-def _memlock(container: Container, text: str) -> Container:
-    soft = text.rpartition("=")[2].partition(":")[0]
-    if soft in {"-1", "unlimited"}:
-        return replace(container, memlock_is_unlimited=True)
-    return replace(container, memlock_bytes=int(soft)) if soft.isdigit() else container
 
 
 def docker_run(words: Sequence[str]) -> tuple[Container, dict[str, str], int] | None:
@@ -98,22 +87,13 @@ def docker_run(words: Sequence[str]) -> tuple[Container, dict[str, str], int] | 
         if option in {"-e", "--env"} and "=" in value:
             name, _, text = value.partition("=")
             env[name] = text
-        container = _docker_option(container, option, value)
+        if option in {"--memory", "-m"}:
+            container = replace(container, memory_bytes=docker_bytes(value, option))
+        elif option == "--shm-size":
+            container = replace(container, shm_bytes=docker_bytes(value, option))
     # after the options: the image, or for exec the name of a running container
     image = words[at] if at < len(words) and not is_exec and "compose" not in names[:at] else None
     return replace(container, image=image), env, at + 1
-
-
-def _docker_option(container: Container, option: str, value: str) -> Container:
-    if option in {"--memory", "-m"}:
-        return replace(container, memory_bytes=docker_bytes(value, option))
-    if option == "--shm-size":
-        return replace(container, shm_bytes=docker_bytes(value, option))
-    if option == "--ulimit" and value.startswith("memlock"):
-        return _memlock(container, value)
-    if option == "--ipc":
-        return replace(container, ipc=value)
-    return replace(container, privileged=True) if option == "--privileged" else container
 
 
 @dataclass(frozen=True)
@@ -212,22 +192,16 @@ def _facts(node: dict[str, Any], pod: dict[str, Any]) -> Container:
             "kubernetes",
             image=image,
             memory_bytes=None if limit is None else kubernetes_bytes(str(limit), "resources.limits.memory"),
-            privileged=_dig(node, "securityContext", "privileged") is True,
-            ipc="host" if pod.get("hostIPC") is True else None,
             shm_bytes=None if shm is None else kubernetes_bytes(str(shm), "emptyDir.sizeLimit"),
         )
     limit = node.get("mem_limit", _dig(node, "deploy", "resources", "limits", "memory"))
-    shm, ipc, lock = node.get("shm_size"), node.get("ipc"), _dig(node, "ulimits", "memlock")
-    container = Container(
+    shm = node.get("shm_size")
+    return Container(
         "compose",
         image=image,
         memory_bytes=None if limit is None else docker_bytes(str(limit), "mem_limit"),
         shm_bytes=None if shm is None else docker_bytes(str(shm), "shm_size"),
-        ipc=ipc if isinstance(ipc, str) else None,
-        privileged=node.get("privileged") is True,
     )
-    soft = lock.get("soft") if isinstance(lock, Mapping) else lock
-    return container if soft is None else _memlock(container, str(soft))
 
 
 def _shared_memory(node: dict[str, Any], pod: dict[str, Any]) -> Any:

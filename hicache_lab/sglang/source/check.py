@@ -22,8 +22,7 @@ _FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 def says_refusal(node: ast.AST) -> bool:
     """Whether a string is the refusal of a pool (other messages merely begin like it)."""
-    words = "".join(str(part.value) for part in ast.walk(node) if isinstance(part, ast.Constant))
-    return isinstance(node, ast.JoinedStr) and GUARD_WORDS in words and "but only have" in words
+    return isinstance(node, ast.JoinedStr) and GUARD_WORDS in _words(node) and "but only have" in _words(node)
 
 
 def read_check(pool: Constructor, statement: ast.stmt, scope: Scope, requested: str | None) -> None:
@@ -48,13 +47,13 @@ def read_check(pool: Constructor, statement: ast.stmt, scope: Scope, requested: 
 def refusal(statement: ast.stmt) -> ast.Call | None:
     """The exception raised directly below an ``if``, when it is the one about host memory."""
     for inner in statement.body if isinstance(statement, ast.If) else []:
-        if isinstance(inner, ast.Raise) and isinstance(inner.exc, ast.Call):
-            words = "".join(
-                str(node.value) for node in ast.walk(inner.exc) if isinstance(node, ast.Constant) and node.value
-            )
-            if GUARD_WORDS in words:
-                return inner.exc
+        if isinstance(inner, ast.Raise) and isinstance(inner.exc, ast.Call) and GUARD_WORDS in _words(inner.exc):
+            return inner.exc
     return None
+
+
+def _words(node: ast.AST) -> str:
+    return "".join(str(part.value) for part in ast.walk(node) if isinstance(part, ast.Constant))
 
 
 def _sides(test: ast.expr, requested: str | None) -> tuple[ast.expr, type[ast.cmpop], ast.expr] | None:
@@ -121,17 +120,13 @@ def _shown(
     """Which number the refusal prints as free."""
     printed = [node.value for node in ast.walk(raised) if isinstance(node, ast.FormattedValue)][-2:]
     line = module.line(printed[-1] if printed else raised)
-    amounts = [_in_gb(scope.meaning(value)) for value in printed]
+    amounts = []
+    for value in printed:
+        match scope.meaning(value):
+            case ast.BinOp(left=amount, op=ast.Div(), right=unit) if number(unit) == GB:
+                amounts.append(ast.unparse(amount))
     text = " and ".join(scope.text(value) for value in printed)
     if sides is None or len(amounts) != 2 or amounts[0] != ast.unparse(sides[0]):
         return Fact("shown", UNRECOGNISED, text, line)
     kinds = {ast.unparse(sides[2]): "allowance", HOST_AVAILABLE: "available"}
-    return Fact("shown", kinds.get(amounts[1] or "", UNRECOGNISED), text, line)
-
-
-def _in_gb(value: ast.expr) -> str | None:
-    """What a number printed in GB is a number of."""
-    match value:
-        case ast.BinOp(left=amount, op=ast.Div(), right=unit) if number(unit) == GB:
-            return ast.unparse(amount)
-    return None
+    return Fact("shown", kinds.get(amounts[1], UNRECOGNISED), text, line)

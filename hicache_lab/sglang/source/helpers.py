@@ -12,7 +12,6 @@ import ast
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
 
@@ -28,36 +27,22 @@ _LOGGERS = ("logger", "log", "logging")
 _IGNORED = {"ctx", "kind", "type_comment", "type_params", "annotation", "returns", "lineno", "simple"}
 
 
-@dataclass(frozen=True)
-class Form:
-    """How one helper stands in the releases from ``since`` on: one hash a statement, in order."""
-
-    since: str
-    hashes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"as in {self.since}"
-
-
 @lru_cache(maxsize=1)
-def known_forms() -> Mapping[str, tuple[Form, ...]]:
-    """The forms of each helper in the examined releases, oldest first."""
+def known_forms() -> Mapping[str, dict[str, tuple[str, ...]]]:
+    """How each helper stands: from which examined release on, one hash a statement, oldest first."""
     stored = json.loads((data_dir() / "guard_helpers.json").read_text(encoding="utf-8"))
-    return {
-        name: tuple(Form(form["since"], tuple(form["hashes"].split())) for form in forms)
-        for name, forms in stored.items()
-    }
+    return {name: {form["since"]: tuple(form["hashes"].split()) for form in forms} for name, forms in stored.items()}
 
 
 def expected_helpers(rules: ReleaseRules) -> dict[str, str]:
     """Which form of each helper a release has, by fact; helpers that came later are left out."""
     release = parse_version(rules.version)
-    expected = {}
-    for name, forms in known_forms().items():
-        for form in forms:
-            if parse_version(form.since) <= release:
-                expected[PREFIX + name] = str(form)
-    return expected
+    return {
+        PREFIX + name: f"as in {since}"
+        for name, forms in known_forms().items()
+        for since in forms
+        if parse_version(since) <= release
+    }
 
 
 def reached(lines: Iterable[tuple[Module, Line]]) -> Iterator[tuple[Module, ast.FunctionDef]]:
@@ -119,16 +104,16 @@ def helper_fact(module: Module, function: ast.FunctionDef) -> Fact:
     name = PREFIX + function.name
     rows = fingerprint(module, function)
     hashes = tuple(digest for digest, _ in rows)
-    forms = known_forms().get(function.name, ())
+    forms = known_forms().get(function.name, {})
     if function.name in module.constants:
         line = module.line(module.constants[function.name])
         return Fact(name, UNRECOGNISED, f"defined, and then set to {line.text}", line)
-    for form in forms:
-        if form.hashes == hashes:
-            return Fact(name, str(form), function.name, module.line(function))
+    for since, form in forms.items():
+        if form == hashes:
+            return Fact(name, f"as in {since}", function.name, module.line(function))
     if not forms:
         return Fact(name, UNRECOGNISED, "no examined release has such a function", module.line(function))
-    matchers = [SequenceMatcher(None, form.hashes, hashes, autojunk=False) for form in forms]
+    matchers = [SequenceMatcher(None, form, hashes, autojunk=False) for form in forms.values()]
     nearest = max(matchers, key=SequenceMatcher.ratio)
     kind, _, _, at, _ = next(code for code in nearest.get_opcodes() if code[0] != "equal")
     line = rows[min(at, len(rows) - 1)][1]

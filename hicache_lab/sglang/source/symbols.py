@@ -195,13 +195,10 @@ def walk(statements: list[ast.stmt], scope: Scope) -> Iterator[tuple[ast.stmt, S
             yield from walk(statement.body, scope.branch())
 
 
-def _leaves(body: list[ast.stmt]) -> bool:
-    return bool(body) and isinstance(body[-1], ast.Return | ast.Raise)
-
-
 def _merge(scope: Scope, statement: ast.If, sides: list[Scope]) -> None:
     """After an ``if``: a name that differs by branch becomes ``choice(then, else)``."""
-    staying = [side for side, body in zip(sides, (statement.body, statement.orelse), strict=True) if not _leaves(body)]
+    bodies = zip(sides, (statement.body, statement.orelse), strict=True)
+    staying = [side for side, body in bodies if not (body and isinstance(body[-1], ast.Return | ast.Raise))]
     if len(staying) == 1:
         scope.names, scope.origin = staying[0].names, staying[0].origin
         return
