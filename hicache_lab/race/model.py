@@ -68,10 +68,12 @@ class _Host:
 
     def full_at(self) -> int | None:
         """When the host has nothing left at the present rate; None when nobody is pinning."""
+        settled = sum(rank.held for rank in self.ranks if rank.started is None)
+        if settled > self.scenario.room_bytes:
+            return self.now  # pools that became full within the same nanosecond
         pinning = [rank.started for rank in self.ranks if rank.started is not None]
         if not pinning:
             return None
-        settled = sum(rank.held for rank in self.ranks if rank.started is None)
         missing = (self.scenario.room_bytes - settled) * NS + self.scenario.pin_bytes_per_second * sum(pinning)
         return max(self.now, -(-missing // (self.scenario.pin_bytes_per_second * len(pinning))))
 

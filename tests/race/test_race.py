@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hicache_lab.base.errors import UsageError
@@ -139,7 +139,7 @@ def tick_by_tick(scenario: Scenario) -> list[str]:
                 state[r] = "survived"
 
         def kill_while_full() -> None:
-            while "pinning" in state and sum(held) >= scenario.room_bytes:
+            while sum(held) > scenario.room_bytes or ("pinning" in state and sum(held) == scenario.room_bytes):
                 victim = max(ranks, key=lambda rank: (held[rank], rank))
                 held[victim], state[victim] = 0, "oom_killed"
 
@@ -162,13 +162,27 @@ def tick_by_tick(scenario: Scenario) -> list[str]:
     return state
 
 
+# two pools of which one fits, both full within one nanosecond
+AT_ONCE = Scenario(
+    rules_for("0.5.8"),
+    ranks=2,
+    host_bytes=40 * GIB,
+    other_bytes=0,
+    requested_bytes=GIB,
+    pin_bytes_per_second=GIB * NS,
+    limit_bytes=GIB,
+)
+
+
 @given(TINY)
+@example(AT_ONCE)
 @settings(max_examples=400, deadline=None)
 def test_agrees_with_the_tick_by_tick_referee(scenario: Scenario) -> None:
     assert outcomes(simulate(scenario)) == tick_by_tick(scenario)
 
 
 @given(TINY)
+@example(AT_ONCE)
 def test_what_holds_for_every_scenario(scenario: Scenario) -> None:
     result = simulate(scenario)
     assert result == simulate(scenario), "same seed, same scenario"
