@@ -16,6 +16,11 @@ DEFAULT_HEADROOM = 0.10
 """Share of RAM (or limit) that a comfortable plan leaves free beyond the releases' reserve (page cache, growth)."""
 
 
+def pool_limit_bytes(host: HostMemory, overhead_bytes: int) -> int:
+    """What all host pools of a host can take: available, lowered by the container, minus the overhead."""
+    return host.effective_available_bytes - overhead_bytes
+
+
 @dataclass(frozen=True)
 class Question:
     """Everything a verdict depends on.
@@ -48,10 +53,10 @@ class Question:
 
     @property
     def limit_bytes(self) -> int | None:
-        """What all ranks of this host can really take: available, lowered by the container, minus the overhead."""
+        """What all ranks of this host can really take (``pool_limit_bytes``); None without a host."""
         if self.host is None:
             return None
-        return self.host.effective_available_bytes - self.overhead_bytes
+        return pool_limit_bytes(self.host, self.overhead_bytes)
 
     @property
     def container_binds(self) -> bool:

@@ -120,6 +120,52 @@ def test_what_is_recommended_is_accepted(model: str, release: str, tmp_path: Pat
         assert named
 
 
+KILLED = "[2026-03-01 10:04:00] Rank 0 scheduler is dead. Please check if there are relevant logs.\nExit code: -9\n"
+
+
+@pytest.mark.parametrize(
+    ("size", "facts", "limit", "advised"),
+    [
+        (50, {"host_ram": "449GB", "available": "445GB", "overhead": "60GB"}, 385, 41),
+        (100, {"host_ram": "1500GB", "cgroup_limit": "1000GB", "cgroup_usage": "300GB"}, 700, 73),
+        (100, {"host_ram": "1000GB", "hugepages": "300GB"}, 700, 73),
+        # a size that one rank alone cannot have: no rule of several ranks applies
+        (500, {"host_ram": "449GB", "available": "445GB", "overhead": "60GB"}, 385, 41),
+    ],
+)
+def test_a_kill_is_judged_by_the_question_s_limit(
+    size: int, facts: dict[str, str], limit: int, advised: int, tmp_path: Path
+) -> None:
+    asked = ask("kimi-k2.5", "0.5.8", tp_size=8, device_tokens=116_000, hicache_size=size, **facts)
+    assert asked.limit_bytes == limit * GB
+    assert advise(asked).size_gb == advised
+    log = tmp_path / "server.log"
+    # the pools as a host with room for them prints them
+    roomy = ask("kimi-k2.5", "0.5.8", tp_size=8, device_tokens=116_000, hicache_size=size, host_ram="9000GB")
+    log.write_text(server_log(roomy) + KILLED)
+    found = diagnose(gather([str(log)], **question.stated_facts({**facts, "sglang_version": "0.5.8"})))
+    assert found.first is not None
+    assert found.first.cause == ("per_rank_size" if size < 449 else "kernel_oom_kill")
+    killed = next(finding for finding in found.findings if finding.cause == "kernel_oom_kill")
+    for finding in (found.first, killed):
+        assert f"{limit}.00 GB (stated: " in finding.explanation
+        assert f"--hicache-size {advised} (" in finding.remedy
+    assert "alone" not in killed.explanation
+    assert check(asked, remedies(found)) >= 3
+
+
+def test_a_container_that_the_check_does_not_read_is_not_what_it_went_by(tmp_path: Path) -> None:
+    facts = {"host_ram": "1500GB", "available": "1400GB", "cgroup_limit": "1000GB", "cgroup_usage": "300GB"}
+    asked = ask("kimi-k2.5", "0.5.8", tp_size=8, device_tokens=116_000, hicache_size=100, **facts)
+    log = tmp_path / "server.log"
+    log.write_text(server_log(asked) + KILLED)
+    found = diagnose(gather([str(log)], **question.stated_facts({**facts, "sglang_version": "0.5.8"})))
+    texts = {finding.cause: finding.explanation for finding in found.findings}
+    assert "each rank compares its own 100.00 GB with 1,389.26 GB (1,400.00 GB − 10 GiB)" in texts["per_rank_size"]
+    assert "checked its own pool" not in texts["aggregate_overcommit"]
+    assert "of which it already used 300.00 GB" in texts["container_limit"]
+
+
 def test_what_is_not_counted_or_assumed_is_said(tmp_path: Path) -> None:
     """A log that was cut lacks the state slots, and a draft model's pool cannot be counted without the model."""
     question = launch("qwen3-next-80b-a3b", "0.5.23", 449, 4, hicache_size=100)

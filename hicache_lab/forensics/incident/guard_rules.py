@@ -8,7 +8,7 @@ from hicache_lab.base.units import GB, format_both, format_gb
 from hicache_lab.forensics.incident.findings import AFTERMATH, MEMORY_END, Confidence, Symptom, quotes, rule
 from hicache_lab.forensics.incident.launches import KV, NOTICEABLE, RunFacts
 from hicache_lab.forensics.logs import events as ev
-from hicache_lab.sizing.guard import beyond_reserve_bytes
+from hicache_lab.sizing.guard import RESERVE_TEXT, beyond_reserve_bytes
 
 
 @rule(20, "ranks refused after others had been given the same size", explains=AFTERMATH | {"guard_refusal"})
@@ -79,13 +79,14 @@ def _missing_in_the_check(launch: RunFacts, refusal: ev.HostRefusal) -> int:
 def container_limit(launch: RunFacts) -> Iterator[Symptom]:
     """A control group's limit bounds the server, not the host's RAM."""
     limit, total, taken = launch.facts.container_limit, launch.facts.total, launch.run.projected_host_bytes
+    used = launch.facts.stated.cgroup_usage_bytes or 0
     kills = [kill for kill in launch.kills if kill.cgroup]
     binding = [
         sizing
         for sizing in launch.run.of(ev.HostSizing)
         if sizing.cgroup_bytes is not None and sizing.host_bytes is not None and sizing.cgroup_bytes < sizing.host_bytes
     ]
-    too_small = limit is not None and (total is None or limit.bytes < total.bytes) and taken > limit.bytes
+    too_small = limit is not None and (total is None or limit.bytes < total.bytes) and taken > limit.bytes - used
     if not kills and not too_small and not (binding and launch.refusals):
         return
     known = f" of {format_both(limit.bytes)}" if limit is not None else ""
@@ -99,7 +100,8 @@ def container_limit(launch: RunFacts) -> Iterator[Symptom]:
             "the check went by the container."
         )
     else:
-        text = f"The host pools together take {format_both(taken)}; the container's limit is{known}{host}."
+        held = f", of which it already used {format_gb(used)}" if used else ""
+        text = f"The host pools together take {format_both(taken)}; the container has a limit{known}{held}{host}."
     if launch.rule("guard_reads_cgroup") is False:
         text += f" {launch.release} does not look at containers: its check compared with the whole host."
     yield Symptom(
@@ -168,18 +170,25 @@ def kernel_oom_kill(launch: RunFacts) -> Iterator[Symptom]:
         yield from _distant_kill(launch)
         return
     text, confidence = _kills_in_words(launch) if launch.kills else _deaths_in_words(launch)
-    pools, limit = launch.run.projected_host_bytes, launch.limit
-    if limit is not None and NOTICEABLE <= pools < beyond_reserve_bytes(limit.bytes):
-        text += (
-            f" The host pools alone ({format_gb(pools)}) fit {limit}: something else took memory, "
-            "or a container's limit is lower (/sys/fs/cgroup/memory.max, kubectl describe pod)."
-        )
+    remedy = (
+        "find what took the memory (the findings before this one); "
+        "pass the kernel log with --kernel-log and a memory series with --memory"
+    )
+    pools, room = launch.taken_bytes, launch.room
+    if room is not None and launch.run.projected_host_bytes >= NOTICEABLE:
+        if pools <= beyond_reserve_bytes(room.bytes):
+            text += (
+                f" The host pools alone ({format_gb(pools)}) fit {room}: something else took memory, "
+                "or a container's limit is lower (/sys/fs/cgroup/memory.max, kubectl describe pod)."
+            )
+        else:
+            text += f" The host pools ({format_gb(pools)}) do not fit {room} with the {RESERVE_TEXT} reserve."
+            remedy = launch.question.remedy
     yield Symptom(
         confidence,
         launch.memory_evidence,
         text,
-        "find what took the memory (the findings before this one); "
-        "pass the kernel log with --kernel-log and a memory series with --memory",
+        remedy,
     )
 
 

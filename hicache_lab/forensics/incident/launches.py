@@ -204,6 +204,43 @@ class RunFacts:
         return min(both, key=lambda amount: amount.bytes, default=None)
 
     @cached_property
+    def room(self) -> Amount | None:
+        """What all host pools together could take: the limit of the question, so every fact that lowers it counts.
+
+        A refusal's free amount alone does not tell it: other ranks held memory by then.
+        """
+        room = self.question.limit_bytes
+        if room is None or (self.available is None and self.refusals):
+            return self.limit
+        known = [amount for amount in (self.available, self.limit) if amount is not None]
+        if not known:
+            return None
+        least = min(known, key=lambda amount: amount.bytes)
+        if least.bytes == room:
+            return least
+        evidence = tuple(dict.fromkeys(one for amount in known for one in amount.evidence))
+        return Amount(
+            max(room, 0), f"{least.source}: {format_gb(least.bytes)}, less {self._what_lowers_it()}", evidence
+        )
+
+    @property
+    def taken_bytes(self) -> int:
+        """What the host pools really take: as the log shows them, or more where the question's answer says so."""
+        answer = self.question.answer
+        return max(self.run.projected_host_bytes, answer.resident_bytes if answer is not None else 0)
+
+    def _what_lowers_it(self) -> str:
+        """The facts that leave the pools less than was available, in words."""
+        question, stated, lowered = self.question.question, self.facts.stated, []
+        if question.overhead_bytes if question is not None else stated.overhead_bytes:
+            lowered.append("the server's other memory")
+        if self.facts.hugepages is not None and self.available is None:
+            lowered.append("reserved huge pages")
+        if stated.cgroup_usage_bytes and (question is None or question.container_binds):
+            lowered.append("what the container already used")
+        return " and ".join(lowered) or "what else is known of the host"
+
+    @cached_property
     def question(self) -> LaunchQuestion:
         """What preflight is asked about this launch; every size that a rule names is its answer."""
         run, available, hugepages = self.run, self.available, self.facts.hugepages

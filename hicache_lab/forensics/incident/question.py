@@ -15,10 +15,11 @@ from hicache_lab.base.errors import InputError, UnknownFact, UsageError
 from hicache_lab.base.units import GB, format_gb
 from hicache_lab.forensics.logs.fingerprints import ReleaseRange
 from hicache_lab.preflight import Advice, Answer, Question, advise, ask, assess, format_advice, with_ratio, with_size
-from hicache_lab.preflight.ask import stated_bytes
+from hicache_lab.preflight.ask import host_from_facts, stated_bytes
+from hicache_lab.preflight.question import pool_limit_bytes
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.sglang.releases import READ, VERIFIED, parse_version, rules_for
-from hicache_lab.sizing.guard import RESERVE_TEXT, beyond_reserve_bytes, read_free_amount
+from hicache_lab.sizing.guard import RESERVE_TEXT, Budget, beyond_reserve_bytes, read_free_amount
 from hicache_lab.sizing.rank import DeviceFacts
 
 # sizes in the server's lines are printed to 0.01 GB
@@ -120,13 +121,13 @@ class LaunchQuestion:
         questions: one for each release that could have printed the log, the oldest first; none when facts are missing.
         missing: those facts, each with the way to state it.
         assumed: what was assumed for want of a fact.
-        bound_bytes: what all host pools together may take so that the reserve stays, where at least that is known.
+        host_limit_bytes: what all host pools together could take, where at least that is known.
     """
 
     questions: tuple[Question, ...] = ()
     missing: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
-    bound_bytes: int | None = None
+    host_limit_bytes: int | None = None
 
     @cached_property
     def question(self) -> Question | None:
@@ -137,6 +138,17 @@ class LaunchQuestion:
     def answer(self) -> Answer | None:
         """What preflight says of the launch as it was."""
         return None if self.question is None else assess(self.question)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What all host pools together could take: every fact that lowers it is counted."""
+        return self.host_limit_bytes if self.question is None else self.question.limit_bytes
+
+    @cached_property
+    def budget(self) -> Budget | None:
+        """What one rank's check allows before any pool, if all releases in question agree on the arithmetic."""
+        budgets = {budget.divides: budget for one in self.questions if one.host and (budget := one.budget())}
+        return next(iter(budgets.values())) if len(budgets) == 1 else None
 
     @cached_property
     def comfortable(self) -> Advice:
@@ -153,10 +165,11 @@ class LaunchQuestion:
         """What to set instead, in flags to paste; where that cannot be computed, what is missing for it."""
         if not self.questions:
             bound = ""
-            if self.bound_bytes is not None:
+            if self.host_limit_bytes is not None:
+                most = format_gb(max(beyond_reserve_bytes(self.host_limit_bytes), 0))
                 bound = (
-                    f"; only a bound is known: all host pools of this host together at most "
-                    f"{format_gb(max(self.bound_bytes, 0))}, the {RESERVE_TEXT} reserve kept back"
+                    f"; only a bound is known: all host pools of this host together at most {most}, "
+                    f"the {RESERVE_TEXT} reserve kept back"
                 )
             return f"a size cannot be computed: {'; '.join(self.missing)}{bound}"
         settings = format_advice(self.comfortable) or format_advice(self.bound)
@@ -248,9 +261,8 @@ def ask_launch(facts: LaunchFacts, stated: Stated) -> LaunchQuestion:
     hosts = tuple(host for release in releases if (host := _host(facts, stated, release, config)) is not None)
     if len(hosts) < len(releases):
         missing.append("the host's memory, which is not in the files (--host-ram and --available state it)")
-    bound = beyond_reserve_bytes(hosts[0].limit_bytes) if hosts else None
     if missing or config is None:
-        return LaunchQuestion(missing=tuple(missing), bound_bytes=bound)
+        return LaunchQuestion(missing=tuple(missing), host_limit_bytes=hosts[0].limit_bytes if hosts else None)
     device = facts.device if facts.device.tokens else replace(facts.device, tokens=stated.device_tokens)
     # without the arguments the size is not known, and its pools explain nothing
     pools = facts.pools_bytes if config.hicache_size or facts.launch is not None else 0
@@ -310,9 +322,10 @@ class _Host:
 
     @property
     def limit_bytes(self) -> int:
-        """What the pools can have at most: the tightest of what is known, less the overhead."""
-        known = (self.host_ram, self.available, self.cgroup_limit)
-        return min(amount for amount in known if amount is not None) - self.overhead
+        """What the pools can have at most, where no question can be asked."""
+        host, _ = host_from_facts(asdict(self))
+        assert host is not None
+        return pool_limit_bytes(host, self.overhead)
 
 
 def _host(facts: LaunchFacts, stated: Stated, release: str, config: LaunchConfig | None) -> _Host | None:
@@ -322,8 +335,12 @@ def _host(facts: LaunchFacts, stated: Stated, release: str, config: LaunchConfig
         available = _behind_a_refusal(facts.refused, release, config)
     if total is None and available is None and limit is None:
         return None
-    # files of several moments may disagree a little; of a container alone, its limit is all the memory there is
-    total = max(total, available or 0) if total is not None else limit if available is None else None
+    # of a container alone, its limit is all the memory there is
+    if total is None and available is None:
+        total = limit
+    # files of several moments may disagree a little; the smaller amount kills nobody
+    if total is not None and available is not None:
+        available = min(total, available)
     return _Host(
         host_ram=total,
         available=available,
@@ -364,7 +381,7 @@ def _launch_question(
     assumed: tuple[str, ...],
 ) -> LaunchQuestion:
     """One question a release; without the fact that is missing for them, none."""
-    bound = beyond_reserve_bytes(hosts[0].limit_bytes)
+    limit = hosts[0].limit_bytes
     model, draft_model = models
     try:
         questions = tuple(
@@ -384,9 +401,9 @@ def _launch_question(
         if model is not None:
             raise
         missing = f"the shape of the model {config.model!r} (--model names one of the catalogue or its config.json)"
-        return LaunchQuestion(missing=(missing,), bound_bytes=bound)
+        return LaunchQuestion(missing=(missing,), host_limit_bytes=limit)
     except UsageError as error:
-        return LaunchQuestion(missing=(f"a launch that can be judged ({error})",), bound_bytes=bound)
+        return LaunchQuestion(missing=(f"a launch that can be judged ({error})",), host_limit_bytes=limit)
     # a release that does not know a flag of the launch did not print this log
     answers = [assess(question) for question in questions]
     known = [answer for answer in answers if not (answer.refusal and answer.refusal.error == "argparse")] or answers
@@ -398,6 +415,6 @@ def _launch_question(
             f"what explains the {format_gb(pools_bytes)} of host pools that one rank asked for: from the other facts "
             f"{computed} are computed (another --model, a --draft-model)"
         )
-        return LaunchQuestion(missing=(missing,), bound_bytes=bound)
+        return LaunchQuestion(missing=(missing,), host_limit_bytes=limit)
     versions = {answer.question.rules.version for answer in possible}
     return LaunchQuestion(tuple(q for q in questions if q.rules.version in versions), assumed=assumed)

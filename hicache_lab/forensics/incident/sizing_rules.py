@@ -24,7 +24,7 @@ def per_rank_size(launch: RunFacts) -> Iterator[Symptom]:
     if size is None or ranks is None or ranks < 2 or launch.refusals:
         return
     one, total = round(size * GB), round(size * GB * ranks)
-    limit = launch.limit or launch.available
+    limit = launch.room
     evidence = launch.size_evidence + launch.pool_evidence + launch.memory_evidence
     arithmetic = f"--hicache-size is GB (1e9 bytes) for each rank: {ranks} × {size:g} GB = {format_both(total)}"
     if limit is None:
@@ -39,19 +39,22 @@ def per_rank_size(launch: RunFacts) -> Iterator[Symptom]:
                 f"divide the total that was meant by {ranks}; {launch.question.remedy}",
             )
         return
-    if not one <= limit.bytes < total:
+    # a total may have been meant that fits the host, though not beside what else is in it
+    if not limit.bytes < total or one > max(limit.bytes, launch.limit.bytes if launch.limit else 0):
         return
+    once = f" {size:g} GB fit as a total and not {ranks} times." if one <= limit.bytes else ""
     yield Symptom(
         "high" if launch.was_killed or launch.exhausted is not None else "medium",
         evidence + limit.evidence,
-        f"{arithmetic}; there are {limit}. {size:g} GB fit as a total and not {ranks} times."
-        f"{_how_the_check_passed(launch, one)}{launch.ending}",
+        f"{arithmetic}; there are {limit}.{once}{_how_the_check_passed(launch, one)}{launch.ending}",
         launch.question.remedy,
     )
 
 
 def _how_the_check_passed(launch: RunFacts, one: int) -> str:
-    budget = launch.budget(launch.available.bytes) if launch.available is not None else None
+    if launch.available is None:
+        return ""
+    budget = launch.question.budget if launch.question.questions else launch.budget(launch.available.bytes)
     if budget is None or budget.divides or one > budget.budget_bytes:
         return ""
     return (
@@ -77,7 +80,7 @@ def side_pools(launch: RunFacts) -> Iterator[Symptom]:
     kv_bytes = sum(pool.bytes for pool in pools if pool.pool in KV)
     side_bytes = sum(pool.bytes for pool in side)
     names = ", ".join(sorted({pool.pool for pool in side} | {r.pool for r in refused}))
-    bound = launch.available or launch.limit
+    bound = launch.room
     scale = launch.run.projected_host_bytes / launch.run.host_bytes if launch.run.host_bytes else 1.0
     decisive = (
         bound is not None
@@ -110,7 +113,7 @@ def side_pools(launch: RunFacts) -> Iterator[Symptom]:
 )
 def power_of_two_rounding(launch: RunFacts) -> Iterator[Symptom]:
     """Torch's pinned allocator took the next power of two for each buffer."""
-    run, bound = launch.run, launch.available or launch.limit
+    run, bound = launch.run, launch.room
     pools = [pool for pool in run.host_pools if pool.bytes >= NOTICEABLE]
     rules = next((rules for rules in launch.rules if rules.pinned_power_of_two), None)
     certain = launch.rule("pinned_power_of_two") is True
@@ -140,7 +143,7 @@ def aggregate_overcommit(launch: RunFacts) -> Iterator[Symptom]:
     """Every pool passed its own check; together they take more than the check would have left."""
     pools, ranks = launch.run.host_pools, launch.run.ranks or 1
     # what was available tells it exactly; more than the whole host has is too much in any case
-    bound = launch.available or launch.limit
+    bound = launch.room
     budget = launch.budget(bound.bytes) if bound is not None else None
     if not pools or bound is None or (budget is not None and budget.divides):
         return
@@ -150,6 +153,8 @@ def aggregate_overcommit(launch: RunFacts) -> Iterator[Symptom]:
         return
     if launch.available is None and total <= bound.bytes:
         return
+    # a container that the release does not look at is not what its check went by
+    checked = launch.question.budget
     shown = len(launch.run.host_bytes_by_rank())
     projected = "" if shown >= ranks else f" ({shown} of {ranks} ranks shown, the rest taken alike)"
     together = f"Together they take {format_both(total)}{projected}"
@@ -157,7 +162,7 @@ def aggregate_overcommit(launch: RunFacts) -> Iterator[Symptom]:
         f"Each of {ranks} ranks checked its own pool ({format_gb(largest)} at most) against {format_gb(allowed)} = "
         f"{bound} − {RESERVE_TEXT} reserve, and passed. {together}, "
         f"{format_gb(total - allowed)} more than that check leaves for all."
-        if launch.available is not None
+        if launch.available is not None and (checked is None or checked.available_bytes == bound.bytes)
         else f"Each of {ranks} ranks asked for its own pool ({format_gb(largest)} at most). {together}; "
         f"there are {bound} in all."
     )
