@@ -20,6 +20,8 @@ from hicache_lab.base.errors import HicacheLabError, InputError, UsageError
 from hicache_lab.preflight.ask import ask
 from hicache_lab.preflight.record import answer_record
 from hicache_lab.preflight.verdict import assess
+from hicache_lab.sglang.launch.flags import known_flags
+from hicache_lab.sglang.releases import parse_version
 
 TOLERANCE = 0.005
 """Figures agree within half a per cent; words and verdicts exactly."""
@@ -65,7 +67,12 @@ def judge_case(case: Mapping[str, Any]) -> dict[str, Any]:
     """
     try:
         args = dict(case["args"])
-        question = ask(args.pop("model"), args.pop("sglang_version"), **args)
+        release = args.pop("sglang_version")
+        # a report names the type in effect; early releases have no word for the model's own
+        accepted = known_flags()["--kv-cache-dtype"].accepted_in(parse_version(release))
+        if args.get("kv_cache_dtype") == "bf16" and accepted is not None and "bf16" not in accepted:
+            args["kv_cache_dtype"] = "auto"
+        question = ask(args.pop("model"), release, **args)
         record = answer_record(assess(question))
         problems = list(_disagreements(case.get("expect", {}), record))
     except HicacheLabError as error:

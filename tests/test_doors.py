@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from synthetic_log import server_log
 
+import hicache_lab as hl
 from hicache_lab.base.units import GB, GIB, parse_bytes
 from hicache_lab.cli import main
 from hicache_lab.forensics.cases import case_conclusion
@@ -374,3 +375,34 @@ def test_a_line_without_a_host_tier_takes_nothing_in_every_door(capsys: pytest.C
         assert (record["verdict"], record["host_bytes"], record["allocated_host_bytes"]) == ("FITS", 0, 0)
         assert "no host pool is built" in record["warnings"][0]
         assert record["advice"]["hicache_size_gb"] is None
+
+
+def test_a_flag_that_the_release_refuses_is_refused_at_every_door(capsys: pytest.CaptureFixture[str]) -> None:
+    """0.4.9 has no --hicache-io-backend: no size helps, and no line that keeps the flag is called corrected."""
+    flags = "--tp-size 8 --hicache-size 100 --hicache-io-backend kernel"
+    facts = ["--host-ram", "449GB", "--available", "445GB", "--device-tokens", "116000", "--json"]
+    common = ["--sglang-version", "0.4.9", *facts]
+    line = f"python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B --enable-hierarchical-cache {flags}"
+    answers = []
+    for argv in (
+        ["plan", "--model", "llama-3.1-70b", *common, *flags.split()],
+        ["preflight", *common, "--", *line.split()],
+    ):
+        assert main(argv) == 3
+        answers.append(json.loads(capsys.readouterr().out))
+    for record in answers:
+        assert record["verdict"] == "REFUSED"
+        assert "--hicache-io-backend" in record["message"]
+        assert record.get("corrected_launch") is None
+    answer = hl.plan(
+        "llama-3.1-70b", "0.4.9", tp_size=8, hicache_size=100, hicache_io_backend="kernel", device_tokens=116_000,
+        host_ram="449GB", available="445GB",
+    )  # fmt: skip
+    assert answer.verdict == "REFUSED"
+    assert answer.advice.size_gb is answer.advice.ratio is None
+    assert "do: correct or remove --hicache-io-backend first" in hl.explain(answer, answer.advice)
+
+
+def test_the_layout_that_the_release_chose_is_not_written_into_a_line() -> None:
+    answer = hl.plan("llama-3.1-70b", "0.4.6", tp_size=8, hicache_size=40, host_ram="128GB", available="120GB")
+    assert answer.question.config.hicache_mem_layout is None

@@ -9,13 +9,14 @@ from hicache_lab.base.units import GB
 from hicache_lab.preflight.answer import Advice, Answer
 from hicache_lab.preflight.decode import builds_host_pools
 from hicache_lab.preflight.question import Question
-from hicache_lab.preflight.verdict import assess
+from hicache_lab.preflight.verdict import assess, stopping_rejections
 from hicache_lab.sglang.launch import LaunchConfig, render_launch
 from hicache_lab.sglang.releases import VERIFIED, rules_for
 from hicache_lab.sizing.guard import beyond_reserve_bytes
 
 _RATIO_STEP = 10  # ratios are offered in tenths
 _MOST_RATIO = 1000
+_TIER_FLAGS = frozenset({"--hicache-size", "--hicache-ratio"})
 
 
 # what was typed (``source``) no longer stands for these flags
@@ -90,7 +91,9 @@ def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advi
         a ratio follows the device pool, a size does not.
     """
     limit = question.limit_bytes
-    if limit is None or not builds_host_pools(question):
+    # a line that the server's parser refuses for another flag starts with no size at all
+    others = (one for one in stopping_rejections(question) if one.flag not in _TIER_FLAGS)
+    if limit is None or any(others) or not builds_host_pools(question):
         return Advice(None, None, None, None)
     sizes = ratios = None
     if question.takes_size:

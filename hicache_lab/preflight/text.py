@@ -154,6 +154,8 @@ def explain(answer: Answer, advice: Advice | None = None) -> str:
     if advice is not None and answer.verdict != "FITS" and answer.question.host is not None:
         if settings := format_advice(advice):
             details.append(f"do: {settings}")
+        elif refusal is not None and refusal.error == "argparse":
+            details.append(f"do: correct or remove {refusal.flag} first; no size helps before")
         elif answer.ranks:
             details.append("do: no host tier of a useful size fits on this host")
     details += [

@@ -11,7 +11,7 @@ from hicache_lab.preflight.decode import SWITCHED_OFF, builds_host_pools, unset_
 from hicache_lab.preflight.orders import one_after_another, together
 from hicache_lab.preflight.question import Question
 from hicache_lab.sglang.arguments import HicacheArguments, Resolution, resolve_arguments
-from hicache_lab.sglang.launch import refusals
+from hicache_lab.sglang.launch import Rejection, refusals
 from hicache_lab.sglang.launch.flags import known_flags
 from hicache_lab.sizing.guard import AutoSize, LaunchFailure, auto_size
 from hicache_lab.sizing.pools import failure_without_check, pool_warnings
@@ -29,12 +29,8 @@ def assess(question: Question) -> Answer:
         that is missing gives UNKNOWN and is named.
     """
     rules = question.rules
-    judged = refusals(question.config, rules.version)
-    pasted = question.config.source is not None
-    # options that no release knows are not judged; of flags that were not pasted only their values are
-    stops = [one for one in judged if one.flag in known_flags()] if pasted else list(question.config.rejections)
-    stopping = {one.message for one in stops}
-    warnings = _warnings(question, [one.message for one in judged if one.message not in stopping])
+    stops, warned = _rejections(question)
+    warnings = _warnings(question, [one.message for one in warned])
     refused = find_contradiction(question, stops)
     parsed = refused is None or refused.error != "argparse"
     if parsed and not builds_host_pools(question):
@@ -46,6 +42,17 @@ def assess(question: Question) -> Answer:
     if refused is not None:
         return Answer(question, _stopped_by(refused.error), refusal=refused, warnings=tuple(warnings))
     return _assess_resolved(question, resolution, warnings)
+
+
+def stopping_rejections(question: Question) -> list[Rejection]:
+    """What the release's own argument parser refuses of this launch."""
+    return _rejections(question)[0]
+
+
+def _rejections(question: Question) -> tuple[list[Rejection], list[Rejection]]:
+    """What its parser stops at, and what is only warned of: options that no release knows are not judged."""
+    judged, known = refusals(question.config, question.rules.version), known_flags()
+    return [one for one in judged if one.flag in known], [one for one in judged if one.flag not in known]
 
 
 def _stopped_by(error: str) -> Verdict:
@@ -62,10 +69,10 @@ def _warnings(question: Question, rejections: Sequence[str]) -> list[str]:
 
 def _assess_resolved(question: Question, resolution: Resolution, warnings: list[str]) -> Answer:
     arguments, config, rules = resolution.arguments, question.config, question.rules
-    question = replace(question, config=replace(config, hicache_mem_layout=arguments.hicache_mem_layout))
     notes = [text for _, text in resolution.logs]
+    laid_out = replace(config, hicache_mem_layout=arguments.hicache_mem_layout)
     planners = [
-        RankPlanner(question.config, question.geometry, rules, question.device, draft=question.draft, stage=stage)
+        RankPlanner(laid_out, question.geometry, rules, question.device, draft=question.draft, stage=stage)
         for stage in range(config.pp_size or 1)
     ]
     size_gb, ratio = config.hicache_size or 0, arguments.hicache_ratio

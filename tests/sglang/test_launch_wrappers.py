@@ -141,3 +141,20 @@ def test_yaml_aliases_do_not_multiply() -> None:
     bomb = "a: &a [x, x]\n" + "".join(f"{c}: &{c} [*{p}, *{p}]\n" for p, c in zip("abcdefgh", "bcdefghi", strict=True))
     with pytest.raises(UsageError, match="no SGLang launch"):
         parse_launch(bomb + "command: *i\n")
+
+
+@pytest.mark.parametrize(
+    "limit", ["-p MemoryMax=600G", "--property=MemoryMax=600G", "-p MemoryHigh=600G -p MemoryMax=700G"]
+)
+def test_systemd_run(limit: str) -> None:
+    line = f"systemd-run --scope {limit} python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B"
+    config = parse_launch(f"export SGLANG_USE_MODELSCOPE=1\n{line}")
+    assert config.container == Container("systemd-scope", 600 * GIB)
+    assert dict(config.env) == {"SGLANG_USE_MODELSCOPE": "1"}
+    service = parse_launch(line.replace("--scope ", ""))
+    assert service.container == Container("systemd", 600 * GIB)
+
+
+def test_systemd_run_without_a_limit() -> None:
+    line = "systemd-run --scope -p MemoryMax=infinity python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B"
+    assert parse_launch(line).container is None

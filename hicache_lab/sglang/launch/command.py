@@ -31,6 +31,7 @@ from hicache_lab.sglang.launch.wrappers import (
     looks_like_document,
     read_documents,
     slurm_step,
+    systemd_run,
     systemd_unit,
 )
 from hicache_lab.sglang.releases import parse_version
@@ -176,7 +177,10 @@ def _around(words: Sequence[ShellWord]) -> tuple[Container | None, dict[str, str
     """What the words before a launch set: the container's facts and the server's environment."""
     docker = docker_run([word.text for word in words])
     if docker is None:
-        return slurm_step([word.text for word in words]), assignments(words)
+        texts = [word.text for word in words]
+        # a unit's property looks like an assignment and is none
+        plain = [word for before, word in zip(["", *texts], words, strict=False) if before not in {"-p", "--property"}]
+        return systemd_run(texts) or slurm_step(texts), assignments(plain)
     container, env, end = docker
     return container, dict(env) | assignments(words[end:])
 

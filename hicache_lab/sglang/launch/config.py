@@ -30,8 +30,8 @@ class Container:
 
 
 def inherits_environment(container: Container | None) -> bool:
-    """Whether the server gets the environment of the shell around it: a bare command, or a step of a Slurm job."""
-    return container is None or container.runtime == "slurm"
+    """Whether the server gets the environment of the shell around it: a bare command, a Slurm step, a systemd scope."""
+    return container is None or container.runtime in {"slurm", "systemd-scope"}
 
 
 @dataclass(frozen=True)

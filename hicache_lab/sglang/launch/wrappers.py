@@ -65,6 +65,20 @@ def systemd_unit(text: str) -> Wrapped | None:
     return Wrapped(command[1], (), container, env)
 
 
+def systemd_run(words: Sequence[str]) -> Container | None:
+    """The memory limit of ``systemd-run -p MemoryMax=600G … COMMAND``; None without one."""
+    names = [word.rpartition("/")[2] for word in words]
+    if "systemd-run" not in names:
+        return None
+    limits = [
+        binary_bytes(match[2], match[1])
+        for word in words[names.index("systemd-run") :]
+        if (match := re.fullmatch(r"(?:-p|--property=)?(MemoryMax|MemoryHigh)=(\S+)", word)) and match[2] != "infinity"
+    ]
+    runtime = "systemd-scope" if "--scope" in words else "systemd"
+    return Container(runtime, memory_bytes=min(limits)) if limits else None
+
+
 def docker_run(words: Sequence[str]) -> tuple[Container, dict[str, str], int] | None:
     """Read ``docker run … IMAGE`` (or exec) from the words before the launch; None without docker.
 

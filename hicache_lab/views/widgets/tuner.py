@@ -120,8 +120,6 @@ def launch_line(answer: Answer) -> str:
             dp_size=_unless(config.dp_size, 1),
             page_size=_unless(config.page_size, 1),
             kv_cache_dtype=_unless(config.kv_cache_dtype, "auto"),
-            # what the release made of the layout is not what was asked for
-            hicache_mem_layout=None,
         )
     )
 
