@@ -130,9 +130,11 @@ def unstreamed_text(server: cpu_server.Server, request: GenerateRequest) -> str:
 @pytest.mark.parametrize("api", ["generate", "completions", "chat"])
 def test_every_endpoint_streams(server: cpu_server.Server, api) -> None:
     request = GenerateRequest("the cache holds", 6, api=api)
+    # asked twice: 0.5.10's chat tells nothing of a prompt of which nothing was cached
+    whole = unstreamed_text(server, request)
     streamed = call(server, "stream", request)
     assert streamed.completion_tokens == 6
-    assert streamed.text == unstreamed_text(server, request)
+    assert streamed.text == whole
     assert 0 < streamed.ttft_s <= streamed.e2e_s
     assert streamed.cached is not None
 

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from hicache_lab.base.errors import UsageError
-from hicache_lab.serving.client.stream import error_text
+from hicache_lab.serving.client.stream import error_text, prompt_too_long
 from hicache_lab.serving.client.untrusted import read_json
 
 # as shells write them; a key has lower-case letters, dashes or dots
@@ -68,8 +68,8 @@ def refused(response: Response, api_key_env: str) -> str:
         return f"it wants an API key ({status}); export it and give the variable's name as api_key_env"
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return f"it is still loading or overloaded (503): {text}"
-    if "context length" in text or "maximum allowed length" in text:
-        return f"the prompt is too long for the server: {text}"
+    if (too_long := prompt_too_long(text)) is not None:
+        return too_long
     if status == HTTPStatus.NOT_FOUND and "model" in text.lower():
         return f"wrong model: {text}"
     if status in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}:

@@ -143,7 +143,8 @@ def read_stream(raw: RawStream, api: Api) -> Reply:
             error = error or f"malformed event in the stream: {event[:80]!r}"
             break
         if isinstance(data, dict) and "error" in data:
-            error = error or f"the server broke off: {error_text(data)}"
+            text = error_text(data)
+            error = error or prompt_too_long(text) or f"the server broke off: {text}"
             break
         if answer.add(data):
             arrivals.append((arrived, answer.tokens))
@@ -178,6 +179,12 @@ def error_text(data: Any) -> str:
             break
         data = next((data[key] for key in ("error", "message", "detail") if data.get(key)), str(data))
     return printable(str(data))[:300]
+
+
+def prompt_too_long(text: str) -> str | None:
+    """That a prompt exceeds the context, said in a status or, by a server that streams, in its first event."""
+    known = "context length" in text or "maximum allowed length" in text
+    return f"the prompt is too long for the server: {text}" if known else None
 
 
 def _events(chunks: Sequence[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
