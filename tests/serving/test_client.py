@@ -242,7 +242,7 @@ def test_gaps_of_several_tokens_count_as_several() -> None:
         (b'data: {"error": {"message": "out of memory"}}\n\ndata: [DONE]\n\n', "broke off: out of memory"),
         (
             b'data: {"error": {"message": "The input (5000 tokens) is longer than the model\'s context length"}}\n\n',
-            "the prompt is too long for the server: The input (5000 tokens)",
+            "too long for the server: The input .5000 tokens.",
         ),
         (b"event: nonsense\n\n<html>\n\n", "without \\[DONE\\]"),
     ],
