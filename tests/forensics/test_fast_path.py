@@ -112,10 +112,10 @@ def read(data: bytes) -> tuple[FastPath, list[tuple[int, str, dict[str, float]]]
     while position < len(chunk):
         position, found = fast.read(chunk, position)
         others += [line.number for line in found.others]
-        for part, phase in ((found.decode, "decode"), (found.prefill, "prefill")):
+        for part in found.rows:
             for index in range(len(part)):
                 values = {k: float(v[index]) for k, v in part.values.items() if not np.isnan(v[index])}
-                rows.append((int(part.line[index]), phase, values))
+                rows.append((int(part.line[index]), part.phase, values))
     return fast, rows, others
 
 

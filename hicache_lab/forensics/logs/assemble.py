@@ -13,7 +13,7 @@ from typing import Any
 
 from hicache_lab.base.secrets import redact
 from hicache_lab.forensics.logs import events as ev
-from hicache_lab.forensics.logs.batch import BOOLEANS, is_integer, parse_batch
+from hicache_lab.forensics.logs.batch import BOOLEANS, FIELDS, is_integer, parse_batch
 from hicache_lab.forensics.logs.prefix import Head, records
 from hicache_lab.forensics.logs.statements import QUOTING, STATEMENTS, exception_of, match_message, unwrap
 
@@ -32,9 +32,6 @@ _DIGITS = str.maketrans("123456789", "0" * 9)
 _PINNING = re.compile(r"init_kv_buffer|pin_memory|memory_pool_host|HostKVCache|alloc_with_pin|cudaHost")
 # "key: value" or "key=value": a record above could take it up
 _ASSIGNMENT = re.compile(r"[A-Za-z#)\]}] ?[:=] ?[-\w]")
-_BATCH_FIELDS = (
-    frozenset(f.name for f in fields(ev.Batch)) - {f.name for f in fields(ev.Event)} - {"phase", "iteration", "other"}
-)
 
 
 @dataclass
@@ -331,7 +328,7 @@ class Assembler:
         for column, value in batch.values.items():
             if is_integer(column) and not math.isfinite(value):
                 continue
-            if column not in _BATCH_FIELDS:
+            if column not in FIELDS:
                 other[column] = value
             elif column in BOOLEANS:
                 own[column] = bool(value)

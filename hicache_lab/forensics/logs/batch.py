@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from hicache_lab.forensics.logs.events import Batch, Event
 from hicache_lab.forensics.logs.statements import BATCH_COLUMNS
 
+# the columns that have an attribute of their own
+FIELDS = tuple(
+    each.name for each in fields(Batch)[len(fields(Event)) :] if each.name not in ("phase", "iteration", "other")
+)
 BOOLEANS = frozenset({"graph"})
 _COUNTS = {"mamba_num", "largest_len"} | {column for key, column in BATCH_COLUMNS.items() if key.startswith("#")}
 

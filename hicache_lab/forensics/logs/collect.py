@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,14 +16,14 @@ import numpy.typing as npt
 from hicache_lab.base.display import Displayed
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.assemble import Assembler
-from hicache_lab.forensics.logs.idle import Idleness
 from hicache_lab.forensics.logs.pipeline import beginning, parts_of, whole_chunk
 from hicache_lab.forensics.logs.reader import Source, arrays, begins_with_record, follow, sources
+from hicache_lab.forensics.logs.rows import EPOCH, NO_TIME, BatchRows, ChunkPart, HandedBack, Idleness
 from hicache_lab.forensics.logs.run import Run
 
 if TYPE_CHECKING:
     from hicache_lab.forensics.logs.columns import ColumnStore
-    from hicache_lab.forensics.logs.fast_path import BatchRows, ChunkPart, FastPath
+    from hicache_lab.forensics.logs.fast_path import FastPath
 
 
 @dataclass
@@ -129,6 +129,9 @@ def follow_events(path: str, *, stop: Callable[[], bool] = lambda: False, poll_s
     yield from assembler.close()
 
 
+_NO_ROWS = ChunkPart([], last_line=0)
+
+
 class _Stream:
     """One stream being read: its assembler, its current run, and who was idle."""
 
@@ -143,9 +146,9 @@ class _Stream:
         self.path = source.paths[0]
         self.previous_line = 0
         self.fast: FastPath | None = None
-        # the part of a chunk whose other lines are read before its rows, and the batches among those lines
-        self.part: ChunkPart | None = None
-        self.deferred: list[tuple[ev.Batch, Run]] = []
+        # the part of a chunk whose other lines are being read before its rows, and the batches among those lines
+        self.part = _NO_ROWS
+        self.deferred: list[tuple[Run, ev.Batch]] = []
         self.first_lines: dict[tuple[int, str], int] = {}
         self.cut: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
@@ -155,6 +158,7 @@ class _Stream:
         finally:
             # the last statement too, where the reading was interrupted
             self._take(self.assembler.close())
+            self._sum_up(self._rows())
 
     def _read(self, on_read: Callable[[int], object] | None, fast: bool | None) -> None:
         paths = self.source.paths
@@ -169,19 +173,17 @@ class _Stream:
                 coming, small = beginning(coming)
             else:
                 small = fast is False
-            if small:
-                self._by_line(coming)
-                continue
-            if self.fast is None:
+            if not small and self.fast is None:
                 from hicache_lab.forensics.logs.fast_path import FastPath
 
                 self.fast = FastPath()
-            self.fast.lines = 0
+            if not small and self.fast is not None:
+                self.fast.lines = 0
             # closed at once: a kept traceback would keep its thread waiting
-            with closing(parts_of(self.fast, coming)) as parts:
+            with closing(_by_line(coming) if small or self.fast is None else parts_of(self.fast, coming)) as parts:
                 for part in parts:
                     with whole_chunk():
-                        self._add(part, self.fast)
+                        self._add(part)
 
     def _joined(self, coming: Iterable[npt.NDArray[np.uint8]], continues: bool) -> Iterator[npt.NDArray[np.uint8]]:
         # a rotation may cut a record: its first part is read as the beginning of the next file's first line
@@ -195,44 +197,63 @@ class _Stream:
             if len(whole):
                 yield whole
 
-    def _by_line(self, coming: Iterable[npt.NDArray[np.uint8]]) -> None:
-        for chunk in coming:
-            begun = self.previous_line
-            text = chunk.tobytes()
-            lines = text.split(b"\n")
-            ended = lines.pop() == b"" if text.endswith(b"\n") else False
-            with whole_chunk():
-                for index, raw in enumerate(lines):
-                    self._line(raw, self.previous_line + 1, ended=ended or index < len(lines) - 1)
-                self.log.lines += self.previous_line - begun
-
-    def _add(self, part: ChunkPart, fast: FastPath) -> None:
+    def _add(self, part: ChunkPart) -> None:
         self.log.lines += part.last_line - self.previous_line
         if len(part.accesses):
             self.log.access["2xx"] += len(part.accesses)
             self.log.recognised_lines += len(part.accesses)
-        self.part, self.deferred, self.first_lines = part, [], {}
+        self.part, self.first_lines = part, {}
         for line in part.others:
             if line.outer.strip():
                 self.log.mentions_sglang |= b"sglang" in line.outer
                 self.assembler.saw_prefix(line.outer.decode("utf-8", "replace"))
             if not line.ended:
-                self._saw_batches(part)
+                self._saw_batches()
             self._line(line.raw, line.number, ended=line.ended)
-        self._saw_batches(part)
-        self.part = None
-        fresh = self.idle.mark(part, fast.ranks, [batch for batch, _ in self.deferred])
-        for (batch, run), is_fresh in zip(self.deferred, fresh, strict=True):
-            self._batch(batch, run, is_fresh)
-        for rows, phase in ((part.decode, "decode"), (part.prefill, "prefill")):
-            if len(rows):
-                self._rows(part, rows, phase, fast)
+        self._saw_batches()
+        self._sum_up(self._rows())
         self.starts = self.starts[-1:]
 
-    def _saw_batches(self, part: ChunkPart) -> None:
-        for rows in (part.decode, part.prefill):
-            if len(rows):
-                self.assembler.saw_batch(part.text(rows, -1), ev.SourceLine(self.path, int(rows.line[-1])))
+    def _rows(self) -> Iterator[tuple[Run, BatchRows]]:
+        """The part's rows, and the batches among its other lines, each with their run."""
+        part, self.part, batches, self.deferred = self.part, _NO_ROWS, self.deferred, []
+        if part.rows and self.run is None:
+            self._begin(min(int(rows.line[0]) for rows in part.rows))
+        for rows in part.rows:
+            self.log.recognised_lines += len(rows)
+            self.log.own_lines += len(rows)
+            cuts = rows.index(*(start for start, _ in self.starts))
+            # rows before the first known start belong to it too: its first line came later in the same chunk
+            for (_, run), begin, end in zip(self.starts, [0, *cuts[1:]], [*cuts[1:], len(rows)], strict=True):
+                if end > begin:
+                    yield run, rows.part(begin, end)
+        for run in {run.index: run for run, _ in batches}.values():
+            for phase in ("decode", "prefill"):
+                if mine := [batch for owner, batch in batches if owner is run and batch.phase == phase]:
+                    yield run, BatchRows.of(mine)
+
+    def _sum_up(self, several: Iterable[tuple[Run, BatchRows]], path: str | None = None) -> None:
+        several, path = list(several), path or self.path
+        self.idle.mark([rows for _, rows in several])
+        for run, rows in several:
+            # rows come after the lines handed back, and may stand before them
+            key = run.index, rows.phase
+            if f"{rows.phase}:" not in run.lines or rows.line[0] < self.first_lines.get(key, 0):
+                run.lines[f"{rows.phase}:"] = rows.message(0)
+                self.first_lines[key] = int(rows.line[0])
+            run.batches.add_rows(rows, path)
+            for tag in np.unique(rows.tag):
+                if label := rows.ranks[tag].label:
+                    run.labels.setdefault(label)
+            timed = rows.at_us[rows.at_us != NO_TIME]
+            for at_us in (timed.min(), timed.max()) if len(timed) else ():
+                run.saw(EPOCH + timedelta(microseconds=int(at_us)))
+            if self.log.columns is not None:
+                self.log.columns.add_rows(rows, path, run.index)
+
+    def _saw_batches(self) -> None:
+        for rows in self.part.rows:
+            self.assembler.saw_batch(rows.message(-1), ev.SourceLine(self.path, int(rows.line[-1])))
 
     def _line(self, raw: bytes, number: int, *, ended: bool) -> None:
         if number != self.previous_line + 1:
@@ -258,20 +279,14 @@ class _Stream:
 
     def _ranks_between(self, before: int, number: int) -> list[ev.Rank]:
         """The ranks of the records taken between two lines, in the order of their first."""
-        first: dict[ev.Rank, int] = {}
-        if self.part is None or self.fast is None:
-            return []
-        for rows in (self.part.decode, self.part.prefill):
-            begin, end = np.searchsorted(rows.line, [before + 1, number])
+        first: list[tuple[int, ev.Rank]] = []
+        for rows in self.part.rows:
+            begin, end = rows.index(before + 1, number)
             tags, places = np.unique(rows.tag[begin:end], return_index=True)
-            for tag, place in zip(tags, places, strict=True):
-                rank, line = self.fast.ranks[tag], int(rows.line[begin + place])
-                first[rank] = min(line, first.get(rank, line))
-        accesses = np.searchsorted(self.part.accesses, [before + 1, number])
-        if accesses[1] > accesses[0]:
-            line = int(self.part.accesses[accesses[0]])
-            first[ev.Rank()] = min(line, first.get(ev.Rank(), line))
-        return sorted(first, key=lambda rank: first[rank])
+            first += [(int(rows.line[begin + at]), rows.ranks[tag]) for tag, at in zip(tags, places, strict=True)]
+        begin, end = np.searchsorted(self.part.accesses, [before + 1, number])
+        first += [(int(line), ev.Rank()) for line in self.part.accesses[begin:end][:1]]
+        return list(dict.fromkeys(rank for _, rank in sorted(first)))
 
     def _take(self, events: Iterable[ev.Event]) -> None:
         for event in events:
@@ -283,15 +298,16 @@ class _Stream:
             run = self._run_for(event)
             if not isinstance(event, ev.Batch):
                 run.add(event)
-            elif self.part is not None and event.where.file == self.path:
+            elif event.where.file == self.path:
                 # whether its rank was idle, the rows before it tell
-                self.deferred.append((event, run))
+                self.deferred.append((run, event))
             else:
-                self._batch(event, run, self.idle.is_fresh(event))
+                # the last record of the file before
+                self._sum_up([(run, BatchRows.of([event]))], event.where.file)
 
     def _run_for(self, event: ev.Event) -> Run:
         if self.run is None:
-            self._begin(min([event.where.line, *self._first_batches()]))
+            self._begin(min([event.where.line, *(int(rows.line[0]) for rows in self.part.rows)]))
         assert self.run is not None
         if self._restarts(event, self.run):
             self._begin(event.where.line)
@@ -300,10 +316,6 @@ class _Stream:
             self.run.start = min(self.run.start, event.where)
         return self.run
 
-    def _first_batches(self) -> list[int]:
-        rows_of_part = (self.part.decode, self.part.prefill) if self.part is not None else ()
-        return [int(rows.line[0]) for rows in rows_of_part if len(rows)]
-
     def _begin(self, line: int) -> None:
         self.run = Run(len(self.log.runs) + 1, self.source.name, ev.SourceLine(self.path, line))
         self.log.runs.append(self.run)
@@ -311,11 +323,10 @@ class _Stream:
         self.starts.append((line, self.run))
 
     def _decoded(self, run: Run, before: int) -> bool:
-        if run.batches.decode or any(batch.phase == "decode" and owner is run for batch, owner in self.deferred):
+        if run.batches.decode or any(batch.phase == "decode" and owner is run for owner, batch in self.deferred):
             return True
-        lines = self.part.decode.line if self.part is not None else ()
-        begin, end = np.searchsorted(lines, [self.starts[-1][0], before])
-        return bool(end > begin)
+        cuts = [rows.index(self.starts[-1][0], before) for rows in self.part.rows if rows.phase == "decode"]
+        return any(begin < end for begin, end in cuts)
 
     def _restarts(self, event: ev.Event, run: Run) -> bool:
         if isinstance(event, ev.ServerArgs):
@@ -331,43 +342,15 @@ class _Stream:
         )
         return again and (event.name == "dist_begin" or bool(over))
 
-    def _batch(self, batch: ev.Batch, run: Run, fresh: bool) -> None:
-        run.batches.add(batch, fresh)
-        self._first_batch(run, batch.phase, batch.where.line, batch.text)
-        if batch.rank.label:
-            run.labels.setdefault(batch.rank.label)
-        run.saw(batch.at)
-        if self.log.columns is not None:
-            self.log.columns.add_event(batch, fresh, run.index)
 
-    def _first_batch(self, run: Run, phase: str, line: int, text: str) -> None:
-        # rows come after the lines handed back, and may stand before them
-        known = self.first_lines.get((run.index, phase))
-        if f"{phase}:" not in run.lines or (known is not None and line < known):
-            run.lines[f"{phase}:"] = text
-            self.first_lines[run.index, phase] = line
-
-    def _rows(self, part: ChunkPart, rows: BatchRows, phase: str, fast: FastPath) -> None:
-        self.log.recognised_lines += len(rows)
-        self.log.own_lines += len(rows)
-        if self.run is None:
-            self._begin(min(int(each.line[0]) for each in (part.decode, part.prefill) if len(each)))
-        cuts = [int(c) for c in np.searchsorted(rows.line, [start for start, _ in self.starts])]
-        # rows before the first known start belong to it too: its first line came later in the same chunk
-        cuts[0] = 0
-        for (_, run), begin, end in zip(self.starts, cuts, [*cuts[1:], len(rows)], strict=True):
-            if end > begin:
-                mine = rows.part(begin, end)
-                self._first_batch(run, phase, int(mine.line[0]), part.text(mine, 0))
-                run.batches.add_rows(mine, phase, fast.ranks, self.path)
-                for tag in np.unique(mine.tag):
-                    if label := fast.ranks[tag].label:
-                        run.labels.setdefault(label)
-                run.saw(_time(int(mine.at_ms.min())))
-                run.saw(_time(int(mine.at_ms.max())))
-                if self.log.columns is not None:
-                    self.log.columns.add_rows(mine, phase, [rank.label for rank in fast.ranks], self.path, run.index)
-
-
-def _time(at_ms: int) -> datetime:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).replace(tzinfo=None)
+def _by_line(coming: Iterable[npt.NDArray[np.uint8]]) -> Generator[ChunkPart]:
+    """Chunks of which every line is for the line parser."""
+    number = 0
+    for chunk in coming:
+        text = chunk.tobytes()
+        lines = text.split(b"\n")
+        ended = text.endswith(b"\n") and lines.pop() == b""
+        begun, number = number, number + len(lines)
+        yield ChunkPart(
+            [HandedBack(at, raw, ended or at < number) for at, raw in enumerate(lines, begun + 1)], last_line=number
+        )

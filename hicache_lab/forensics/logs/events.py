@@ -7,7 +7,6 @@ Every size is in bytes, whatever unit the log printed: host-pool messages count 
 from __future__ import annotations
 
 import copyreg
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -349,13 +348,6 @@ class Batch(Event):
     input_throughput: float | None = None
     graph: bool | None = None
     other: Mapping[str, float] = field(default_factory=lambda: NOTHING, hash=False)
-
-    @property
-    def usage(self) -> float | None:
-        """The fullest of the device pools the line speaks of, as a fraction."""
-        known = [u for u in (self.token_usage, self.full_token_usage, self.swa_token_usage) if u is not None]
-        known += [self.other[name] for name in ("gpu_token_usage", "mamba_usage") if name in self.other]
-        return max((usage for usage in known if math.isfinite(usage)), default=None)
 
 
 @_event

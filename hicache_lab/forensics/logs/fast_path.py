@@ -37,77 +37,12 @@ from hicache_lab.forensics.logs.fast_path_loops import (
     read_lines,
 )
 from hicache_lab.forensics.logs.prefix import rank_of
+from hicache_lab.forensics.logs.rows import RECORDS, BatchRows, ChunkPart, HandedBack
 from hicache_lab.forensics.logs.statements import BATCH_COLUMNS
 
 _DATED = re.compile(rb"\[....-")
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _MAX_PREFIXES = 512
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRows:
-    """Batch lines of one phase in one part of a chunk; all arrays have the same length.
-
-    ``tag`` is a number into ``FastPath.ranks``, ``begin`` and ``end`` the message's place in the chunk; ``fresh``
-    (first decode line after idling) is filled in by whoever also knows the lines handed back. ``values`` maps a column
-    to float64 with NaN where the line does not carry it; ``full`` names columns without NaN.
-    """
-
-    line: npt.NDArray[np.int32]
-    at_ms: npt.NDArray[np.int64]
-    tag: npt.NDArray[np.int16]
-    iteration: npt.NDArray[np.int32]
-    begin: npt.NDArray[np.int64]
-    end: npt.NDArray[np.int64]
-    fresh: npt.NDArray[np.bool_]
-    values: dict[str, npt.NDArray[np.float64]]
-    full: frozenset[str]
-
-    def __len__(self) -> int:
-        return len(self.line)
-
-    def part(self, begin: int, end: int) -> BatchRows:
-        """Rows ``begin`` to ``end`` (exclusive)."""
-        if begin == 0 and end == len(self):
-            return self
-        cut = slice(begin, end)
-        return BatchRows(
-            self.line[cut],
-            self.at_ms[cut],
-            self.tag[cut],
-            self.iteration[cut],
-            self.begin[cut],
-            self.end[cut],
-            self.fresh[cut],
-            {name: column[cut] for name, column in self.values.items()},
-            self.full,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class HandedBack:
-    """A line for the line parser; ``outer`` stood before the last record that was taken since the line before it."""
-
-    number: int
-    raw: bytes
-    ended: bool
-    outer: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkPart:
-    """What one pass over a chunk, or a part of it, found; ``accesses`` are the numbers of the access lines."""
-
-    chunk: npt.NDArray[np.uint8]
-    decode: BatchRows
-    prefill: BatchRows
-    others: list[HandedBack]
-    accesses: npt.NDArray[np.int64]
-    last_line: int
-
-    def text(self, rows: BatchRows, index: int) -> str:
-        """The message of a row."""
-        return self.chunk[rows.begin[index] : rows.end[index]].tobytes().decode("utf-8", "replace").strip()
 
 
 @dataclass
@@ -204,8 +139,9 @@ class FastPath:
             for begin, end, number, outer, outer_end in self._others[: counts[OTHERS]].tolist()
         ]
         self._learn_prefixes(others)
+        rows = [self._rows(chunk, kind, phase) for kind, phase in ((DECODE, "decode"), (PREFILL, "prefill"))]
         accesses = self._accesses[: counts[ACCESSES]].copy()
-        return position, ChunkPart(chunk, self._rows(DECODE), self._rows(PREFILL), others, accesses, self.lines)
+        return position, ChunkPart(others, self.lines, tuple(each for each in rows if len(each)), accesses)
 
     def _learn_prefixes(self, others: list[HandedBack]) -> None:
         for line in others:
@@ -218,35 +154,28 @@ class FastPath:
             if is_only_a_prefix(line.raw[: match.start()].decode("utf-8", "replace")):
                 self._insert(self._prefix_table, prefix)
 
-    def _rows(self, kind: int) -> BatchRows:
+    def _rows(self, chunk: npt.NDArray[np.uint8], kind: int, phase: str) -> BatchRows:
         count = int(self._counts[ROWS + kind])
         line, at_ms, tag, iteration, begin, end = self._meta[kind, :, :count]
         values: dict[str, npt.NDArray[np.float64]] = {}
-        full: set[str] = set()
         for key, target in enumerate(self._column[: self._counts[KEYS]]):
-            if target < 0:
-                continue
-            present = int(self._present[kind, target])
-            if not present:
-                continue
-            column = self._values[kind, target, :count]
-            name = self._key_names[key]
-            if name in values:
-                values[name] = np.where(np.isnan(values[name]), column, values[name])
-                full.discard(name)
-            else:
-                # the line parser makes whole numbers of counts
-                values[name] = np.trunc(column) if is_integer(name) else column.copy()
-                if present == count:
-                    full.add(name)
+            if target >= 0 and self._present[kind, target]:
+                name, column = self._key_names[key], self._values[kind, target, :count]
+                if name in values:
+                    values[name] = np.where(np.isnan(values[name]), column, values[name])
+                else:
+                    # the line parser makes whole numbers of counts
+                    values[name] = np.trunc(column) if is_integer(name) else column.copy()
         return BatchRows(
-            line.astype(np.int32),
-            at_ms.copy(),
-            tag.astype(np.int16),
-            iteration.astype(np.int32),
-            begin.copy(),
-            end.copy(),
-            np.zeros(count, np.bool_),
-            values,
-            frozenset(full),
+            phase=phase,
+            text=chunk,
+            ranks=self.ranks,
+            place=line * RECORDS,
+            at_us=at_ms * 1000,
+            tag=tag.astype(np.int16),
+            iteration=iteration.astype(np.int32),
+            begin=begin.copy(),
+            end=end.copy(),
+            fresh=np.zeros(count, np.bool_),
+            values=values,
         )

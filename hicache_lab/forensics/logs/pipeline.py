@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from hicache_lab.forensics.logs.fast_path import ChunkPart, FastPath
+    from hicache_lab.forensics.logs.fast_path import FastPath
+    from hicache_lab.forensics.logs.rows import ChunkPart
 
 # below this the line parser alone is faster than loading the fast path
 _SMALL_BYTES = 6 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +15,7 @@ from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.fingerprints import ReleaseRange, release_range
 
 if TYPE_CHECKING:
-    from hicache_lab.forensics.logs.fast_path import BatchRows
+    from hicache_lab.forensics.logs.rows import BatchRows
     from hicache_lab.sglang.launch.config import LaunchConfig
 
 # events of one kind kept with their text; the rest is only counted
@@ -72,70 +72,43 @@ class BatchStats:
     def peak(self, name: str, value: float, where: ev.SourceLine) -> None:
         """Take a candidate for the largest value of a column."""
         known = self.peaks.get(name)
-        if not math.isfinite(value):
-            return
         # rows come by phase, so a line that stands earlier may come later
         earlier = known is not None and value == known.value and where.file == known.where.file and where < known.where
         if known is None or value > known.value or earlier:
             self.peaks[name] = Peak(value, where)
 
-    def add(self, batch: ev.Batch, fresh: bool) -> None:
-        """Take one batch event of the line parser."""
-        self.by_rank[batch.rank.label] += 1
-        for name, value in (
-            ("token_usage", batch.usage),
-            ("running_req", batch.running_req),
-            ("queue_req", batch.queue_req),
-        ):
-            if value is not None:
-                self.peak(name, value, batch.where)
-        if batch.phase == "prefill":
-            self.prefill += 1
-            self.cached_by_rank[batch.rank.label] += batch.cached_token or 0
-            self.new_by_rank[batch.rank.label] += batch.new_token or 0
-            return
-        self.decode += 1
-        self.fresh += fresh
-        if batch.gen_throughput is not None and math.isfinite(batch.gen_throughput) and not fresh:
-            self.throughput_lines += 1
-            self.throughput_sum += batch.gen_throughput
-            self.throughput_max = max(self.throughput_max, batch.gen_throughput)
-
-    def add_rows(self, rows: BatchRows, phase: str, ranks: Sequence[ev.Rank], path: str) -> None:
-        """Take rows of the fast path, ``path`` being the file they stand in."""
-        values = rows.values
-        counted = {int(tag): int(number) for tag, number in enumerate(np.bincount(rows.tag)) if number}
-        for tag, number in counted.items():
-            self.by_rank[ranks[tag].label] += number
+    def add_rows(self, rows: BatchRows, path: str) -> None:
+        """Take batch lines, ``path`` being the file they stand in."""
+        counted = np.bincount(rows.tag)
+        labels = {int(tag): rows.ranks[tag].label for tag in np.flatnonzero(counted)}
+        for tag, label in labels.items():
+            self.by_rank[label] += int(counted[tag])
         for name in ("running_req", "queue_req", *_USAGES):
-            column = values.get(name)
-            if column is None:
-                continue
-            # argmax stops at the first NaN, so it serves only columns without one
-            best = int(column.argmax())
-            if name not in rows.full or not np.isfinite(column[best]):
-                best = int(np.where(np.isfinite(column), column, -np.inf).argmax())
-            value = float(column[best])
-            if name in _USAGES:
-                self.peak("token_usage", value, ev.SourceLine(path, int(rows.line[best])))
-            elif math.isfinite(value):
-                self.peak(name, int(value), ev.SourceLine(path, int(rows.line[best])))
-        if phase == "prefill":
+            if name in rows.values:
+                column = np.where(np.isfinite(rows.values[name]), rows.values[name], -np.inf)
+                best = int(column.argmax())
+                value = float(column[best])
+                if math.isfinite(value):
+                    where = ev.SourceLine(path, int(rows.line[best]))
+                    self.peak(
+                        "token_usage" if name in _USAGES else name, value if name in _USAGES else int(value), where
+                    )
+        if rows.phase == "prefill":
             self.prefill += len(rows)
             for name, by_rank in (("cached_token", self.cached_by_rank), ("new_token", self.new_by_rank)):
-                if name in values:
-                    known = np.where(np.isfinite(values[name]), values[name], 0.0)
-                    sums = np.bincount(rows.tag, weights=known, minlength=1)
-                    for tag in counted:
-                        by_rank[ranks[tag].label] += int(sums[tag])
+                if name in rows.values:
+                    sums = np.nan_to_num(np.bincount(rows.tag, weights=np.nan_to_num(rows.values[name])))
+                    for tag, label in labels.items():
+                        by_rank[label] += int(sums[tag])
             return
         self.decode += len(rows)
         self.fresh += int(rows.fresh.sum())
-        if "gen_throughput" in values:
-            steady = values["gen_throughput"][~rows.fresh]
+        if "gen_throughput" in rows.values:
+            steady = rows.values["gen_throughput"][~rows.fresh]
             steady = steady[np.isfinite(steady)]
             self.throughput_lines += len(steady)
-            self.throughput_sum += float(steady.sum())
+            # one after the other: the sum does not depend on how a log was cut into parts
+            self.throughput_sum = float(np.cumsum(np.append(self.throughput_sum, steady))[-1])
             self.throughput_max = max(self.throughput_max, float(steady.max(initial=0.0)))
 
 
