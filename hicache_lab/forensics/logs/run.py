@@ -85,14 +85,11 @@ class BatchStats:
             self.by_rank[label] += int(counted[tag])
         for name in ("running_req", "queue_req", *_USAGES):
             if name in rows.values:
-                column = np.where(np.isfinite(rows.values[name]), rows.values[name], -np.inf)
-                best = int(column.argmax())
-                value = float(column[best])
+                best = int(np.where(np.isfinite(rows.values[name]), rows.values[name], -np.inf).argmax())
+                value = float(rows.values[name][best])
                 if math.isfinite(value):
-                    where = ev.SourceLine(path, int(rows.line[best]))
-                    self.peak(
-                        "token_usage" if name in _USAGES else name, value if name in _USAGES else int(value), where
-                    )
+                    peak = ("token_usage", value) if name in _USAGES else (name, int(value))
+                    self.peak(*peak, ev.SourceLine(path, int(rows.line[best])))
         if rows.phase == "prefill":
             self.prefill += len(rows)
             for name, by_rank in (("cached_token", self.cached_by_rank), ("new_token", self.new_by_rank)):
