@@ -88,8 +88,11 @@ class BatchStats:
                 best = int(np.where(np.isfinite(rows.values[name]), rows.values[name], -np.inf).argmax())
                 value = float(rows.values[name][best])
                 if math.isfinite(value):
-                    peak = ("token_usage", value) if name in _USAGES else (name, int(value))
-                    self.peak(*peak, ev.SourceLine(path, int(rows.line[best])))
+                    where = ev.SourceLine(path, int(rows.line[best]))
+                    if name in _USAGES:
+                        self.peak("token_usage", value, where)
+                    else:
+                        self.peak(name, int(value), where)
         if rows.phase == "prefill":
             self.prefill += len(rows)
             for name, by_rank in (("cached_token", self.cached_by_rank), ("new_token", self.new_by_rank)):
