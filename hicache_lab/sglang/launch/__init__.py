@@ -1,11 +1,10 @@
 """A launch command line or a ``server_args=`` dump ⇄ ``LaunchConfig``, in SGLang's own flag names."""
 
-from hicache_lab.sglang.launch.build import changed, launch_from_flags
-from hicache_lab.sglang.launch.command import parse_launch, parse_launches
+from hicache_lab.sglang.launch.command import launch_from_flags, parse_launch, parse_launches
 from hicache_lab.sglang.launch.config import Container, LaunchConfig, Rejection, flag_of
 from hicache_lab.sglang.launch.dump import parse_server_args
 from hicache_lab.sglang.launch.flags import refusals
-from hicache_lab.sglang.launch.render import render_launch
+from hicache_lab.sglang.launch.render import changed, render_launch
 
 __all__ = [
     "Container",

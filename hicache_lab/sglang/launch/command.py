@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from packaging.version import Version
+from typing import Any
 
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.secrets import is_secret, redact
 from hicache_lab.sglang.launch.config import Container, LaunchConfig, LaunchSource, flag_of, inherits_environment
 from hicache_lab.sglang.launch.options import merge_config_file, read_options
+from hicache_lab.sglang.launch.render import changed
 from hicache_lab.sglang.launch.shell import (
     ASSIGNMENT,
     BRANCHES,
@@ -99,7 +99,6 @@ def parse_launches(
 
     Args and errors are those of ``parse_launch``, without the limit to one launch.
     """
-    version = None if sglang_version is None else parse_version(sglang_version)
     known = dict(variables or {})
     notes: list[str] = []
     if isinstance(text, str):
@@ -111,7 +110,7 @@ def parse_launches(
         launches = _in_words(plain_words(text), known)
     if not launches:
         raise UsageError(_nothing_found(text if isinstance(text, str) else shlex.join(text)))
-    return tuple(replace(_config(one, version, base_dir, notes), sglang_version=sglang_version) for one in launches)
+    return tuple(_config(one, sglang_version, base_dir, notes) for one in launches)
 
 
 def _in_text(text: str, variables: Mapping[str, str]) -> list[_FoundLaunch]:
@@ -244,11 +243,32 @@ def _kubernetes_word(text: str, variables: Mapping[str, str]) -> ShellWord:
     return ShellWord(expanded, shlex.quote(expanded), tuple(missing))
 
 
-def _config(launch: _FoundLaunch, version: Version | None, base_dir: Path | None, notes: Sequence[str]) -> LaunchConfig:
+def launch_from_flags(
+    argv: Sequence[str] = (), *, sglang_version: str | None = None, base_dir: Path | None = None, **fields: Any
+) -> LaunchConfig:
+    """The launch that these flags make, read as the server's own argparse reads them.
+
+    Args:
+        argv: options and values as on a command line, without the program: ``["--tp", "8", "--hicache-size=48"]``.
+        sglang_version: the release, if known: abbreviations are then read as that release reads them.
+        base_dir: where a ``--config FILE`` with a relative path is looked up; None leaves the file unread.
+        **fields: further flags by the name of their field, e.g. ``model="m", tp_size=8``; they win over ``argv``.
+
+    Raises:
+        UsageError: an option or a value that the server would not understand.
+        InputError: the ``--config`` file is missing or not a YAML mapping.
+    """
+    launch = _FoundLaunch([], plain_words(argv))
+    return changed(_config(launch, sglang_version, base_dir, ()), fields)
+
+
+def _config(launch: _FoundLaunch, release: str | None, base_dir: Path | None, notes: Sequence[str]) -> LaunchConfig:
+    version = None if release is None else parse_version(release)
     options = read_options(launch.options, version, is_serve=launch.is_serve)
     merge_config_file(options, base_dir)
     return LaunchConfig(
         **options.values,
+        sglang_version=release,
         other=tuple(options.other),
         env=tuple(
             (name, f"${name}" if value and is_secret(name) else redact(value)) for name, value in launch.env.items()

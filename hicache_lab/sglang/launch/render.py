@@ -1,24 +1,65 @@
-"""``LaunchConfig`` → the launch line to copy: as pasted where nothing changed."""
+"""A configuration with some flags changed, and the launch line to copy: as pasted where nothing changed."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
-from hicache_lab.sglang.launch.build import changed
+from hicache_lab.base.errors import UsageError
 from hicache_lab.sglang.launch.config import (
+    FIELD_TYPES,
+    FLAG_FIELDS,
     LaunchConfig,
     LaunchSource,
     TypedOption,
     flag_of,
     inherits_environment,
 )
+from hicache_lab.sglang.launch.flags import known_flags
 from hicache_lab.sglang.launch.options import typed_value
 
 _PROGRAM = "python -m sglang.launch_server"
 _LINE = " \\\n  "
+# one way to size the host pool replaces the other
+_RIVALS = {"hicache_size": "hicache_ratio", "hicache_ratio": "hicache_size"}
+
+
+def changed(config: LaunchConfig, changes: Mapping[str, Any]) -> LaunchConfig:
+    """The configuration with some flags set or (None) taken away; a size replaces a ratio and the reverse.
+
+    Args:
+        config: the launch.
+        changes: field or option name → value, e.g. ``{"hicache_size": 48}`` or ``{"--page-size": 64}``.
+
+    Raises:
+        UsageError: a name that is not a flag of ``LaunchConfig``, or a value of the wrong type.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in changes.items():
+        known = known_flags().get(name)
+        field = (known.field if known else None) or name
+        if field not in FLAG_FIELDS:
+            close = get_close_matches(field, FLAG_FIELDS, n=1)
+            raise UsageError(f"{name}: not a flag of a launch{f'; did you mean {close[0]}?' if close else ''}")
+        fields[field] = _checked(field, value)
+    for field, rival in _RIVALS.items():
+        if fields.get(field) is not None and rival not in fields:
+            fields[rival] = None
+    return replace(config, **fields)
+
+
+def _checked(field: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        if isinstance(value, bool) and FIELD_TYPES[field] is not bool:
+            raise UsageError(f"{flag_of(field)}: expected a value, got {value}")
+        return value or None
+    if FIELD_TYPES[field] is bool:
+        raise UsageError(f"{flag_of(field)}: expected True, False or None, got {value!r}")
+    return typed_value(field, str(value), flag_of(field))
 
 
 def render_launch(
