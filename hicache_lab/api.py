@@ -197,7 +197,8 @@ def diagnose(
         kernel_log: dmesg, journalctl, kern.log, ``kubectl describe pod``, ``docker inspect``.
         memory: watch files, CSV, free, meminfo, vmstat, node-exporter text.
         **facts: what the files do not tell: ``host_ram="449GB", available, hugepages, cgroup_limit, cgroup_usage,
-            overhead`` (each with its unit), ``sglang_version, model, draft_model, tp_size, device_tokens``.
+            overhead`` (each with its unit), ``sglang_version, model, draft_model, tp_size, device_tokens, device_kv_gb,
+            swa_device_tokens, mamba_slots``.
 
     Raises:
         InputError: a file is missing, or nothing in the logs comes from SGLang.

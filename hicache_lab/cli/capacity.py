@@ -16,6 +16,7 @@ from hicache_lab.preflight import Advice, Answer, Question, advise, ask, assess,
 from hicache_lab.preflight.ask import DEVICE_FACTS, HOST_FACTS, OTHER_FACTS, release_of
 from hicache_lab.preflight.decode import host_pool_without_hicache
 from hicache_lab.preflight.record import answer_record
+from hicache_lab.preflight.text import count_ranks
 from hicache_lab.sglang.launch import LaunchConfig, launch_from_flags, parse_launch
 from hicache_lab.sizing.guard import RESERVE_TEXT
 
@@ -209,13 +210,10 @@ def _settings(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
-
-
 def _maximum_words(record: dict[str, Any]) -> str:
     lines = [
-        f"largest settings for {_ranks(record['ranks_on_host'])} on this host ({record['sglang_version']}, computed)"
+        f"largest settings for {count_ranks(record['ranks_on_host'])} on this host "
+        f"({record['sglang_version']}, computed)"
     ]
     names = {
         "comfortable": "comfortable (headroom beyond the reserve)",

@@ -56,7 +56,11 @@ def add_facts(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--draft-model", metavar="M", help="a separate draft model")
     parser.add_argument("--tp-size", type=int, metavar="N", help="ranks, where the log does not show the arguments")
-    parser.add_argument("--device-tokens", type=int, metavar="N", help="max_total_num_tokens, where the log has none")
+    for name, text in _DEVICE.items():
+        kind = float if name == "device_kv_gb" else int
+        parser.add_argument(
+            "--" + name.replace("_", "-"), type=kind, metavar="N", help=f"{text}, where the log has none"
+        )
 
 
 # flag → what it is: memory facts that files often do not tell, each with its unit
@@ -69,12 +73,20 @@ _SIZES = {
     "overhead": "host memory of the server's processes besides the pools, e.g. 40GB",
 }
 
+# flag → what it is: what the device pools of one rank hold
+_DEVICE = {
+    "device_tokens": "max_total_num_tokens",
+    "device_kv_gb": "instead of tokens: GB (1e9) of KV on one rank's device",
+    "swa_device_tokens": "device tokens of the sliding-window pool",
+    "mamba_slots": "state slots of the device (max_mamba_cache_size)",
+}
+
 
 def facts_from(args: argparse.Namespace) -> dict[str, Any]:
     """What the user says beside the files, by the names of ``Stated``."""
     from hicache_lab.forensics.incident.question import stated_facts
 
-    names = (*_SIZES, "model", "draft_model", "tp_size", "device_tokens", "sglang_version")
+    names = (*_SIZES, *_DEVICE, "model", "draft_model", "tp_size", "sglang_version")
     return stated_facts({name: getattr(args, name) for name in names})
 
 

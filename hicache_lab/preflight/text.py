@@ -20,6 +20,11 @@ def _amount(n_bytes: float) -> str:
     return f"{n_bytes / GB:,.0f} GB" if abs(n_bytes) >= 1000 * GB else format_gb(n_bytes)
 
 
+def count_ranks(number: int) -> str:
+    """``1 rank``, ``8 ranks``."""
+    return "1 rank" if number == 1 else f"{number} ranks"
+
+
 def _place(question: Question) -> str:
     return "container" if question.container_binds else "host"
 
@@ -34,7 +39,7 @@ def headline(answer: Answer) -> str:
             return "FITS  0 bytes of host pools"
         return f"{answer.verdict}  missing: {'; '.join(answer.missing)}"
     by = "--hicache-size is per rank" if answer.size_gb is not None else f"--hicache-ratio {answer.ratio:g} is per rank"
-    ranks = "1 rank" if answer.ranks_on_host == 1 else f"{answer.ranks_on_host} ranks"
+    ranks = count_ranks(answer.ranks_on_host)
     total = f"{ranks} × {format_gb(rank.requested_bytes)} = {_amount(answer.host_bytes)}"
     if len({one.requested_bytes for one in answer.ranks}) > 1:
         total = (
@@ -119,7 +124,8 @@ def format_advice(advice: Advice, quote: str = "") -> str:
     """
     choices = []
     if advice.size_gb is not None and advice.size_bytes is not None and advice.size_answer is not None:
-        total = f"{advice.size_answer.ranks_on_host} ranks take {format_gb(advice.size_bytes, 1)} in all"
+        ranks = advice.size_answer.ranks_on_host
+        total = f"{count_ranks(ranks)} {'takes' if ranks == 1 else 'take'} {format_gb(advice.size_bytes, 1)} in all"
         choices.append(f"{quote}--hicache-size {advice.size_gb}{quote} ({total})")
     if advice.ratio is not None and advice.ratio_bytes is not None:
         choices.append(f"{quote}--hicache-ratio {advice.ratio:g}{quote} ({format_gb(advice.ratio_bytes, 1)} in all)")

@@ -226,7 +226,9 @@ class RankPlanner:
         ratio = self.config.swa_full_tokens_ratio
         if ratio is None:
             ratio = DSV4_SWA_RATIO if self.geometry.kind == "dsv4" else DEFAULT_SWA_RATIO
-            self.assumed.append(f"sliding-window device tokens are {ratio} × the full ones (--swa-full-tokens-ratio)")
+            self.assumed.append(
+                f"sliding-window device tokens are {ratio} × the full ones (--swa-device-tokens states them)"
+            )
         return int(tokens * ratio)
 
     def _mamba_slots(self, slot_bytes: int, anchor: PoolSpec) -> int:
@@ -235,9 +237,7 @@ class RankPlanner:
         if self.config.max_mamba_cache_size is not None:
             return self.config.max_mamba_cache_size // self.config.attention_dp_size
         ratio = self.config.mamba_full_memory_ratio or DEFAULT_MAMBA_RATIO
-        self.assumed.append(
-            f"state slots follow from --mamba-full-memory-ratio {ratio}; give --max-mamba-cache-size for exact ones"
-        )
+        self.assumed.append(f"state slots follow from --mamba-full-memory-ratio {ratio} (--mamba-slots states them)")
         return int(self._on_device(anchor, with_draft=False) * ratio / slot_bytes)
 
     def _on_device(self, group: PoolSpec, *, with_draft: bool = True) -> int:

@@ -166,6 +166,72 @@ def test_a_container_that_the_check_does_not_read_is_not_what_it_went_by(tmp_pat
     assert "of which it already used 300.00 GB" in texts["container_limit"]
 
 
+@pytest.mark.parametrize(
+    ("facts", "error"),
+    [
+        ({"host-ram": "449GB", "available": "500GB"}, "--available: 500000000000 bytes are more than --host-ram"),
+        ({"host-ram": "449GB", "hugepages": "500GB"}, "--hugepages: 500000000000 bytes are more than --host-ram"),
+        ({"host-ram": "449GB", "cgroup-usage": "5GB"}, "--cgroup-usage says nothing without --cgroup-limit"),
+    ],
+)
+def test_stated_facts_that_contradict_are_refused_as_plan_refuses_them(
+    facts: dict[str, str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(server_log(launch("kimi-k2.5", "0.5.8", 449, 4, hicache_size=300)))
+    flags = [f"--{name}={value}" for name, value in facts.items()]
+    shown = []
+    for command in (
+        ["plan", "--model", "kimi-k2.5", "--sglang-version", "0.5.8", "--tp-size", "8", "--hicache-size", "300"],
+        ["diagnose", str(log)],
+        ["report", str(log), "--output", str(tmp_path / "out")],
+    ):
+        assert main([*command, *flags]) == 2
+        shown.append(capsys.readouterr().err.strip().removeprefix(f"hicache-lab {command[0]}: "))
+    assert error in shown[0]
+    assert len(set(shown)) == 1
+
+
+def test_measured_amounts_may_disagree_and_the_smaller_one_counts(tmp_path: Path) -> None:
+    """A stated 500 GB beside files that know 449 GB of RAM advises nothing that 449 GB cannot hold."""
+    log, kernel = tmp_path / "server.log", tmp_path / "kernel.log"
+    log.write_text(server_log(launch("kimi-k2.5", "0.5.8", 449, 4, hicache_size=300)))
+    pages = 449 * GB // 4096
+    kernel.write_text(f"[1.0] Mem-Info:\n[1.0] {pages} pages RAM\n[1.0] 0 pages HighMem/MovableOnly\n")
+    stated = {"release": "0.5.8", "available_bytes": 500 * GB}
+    facts = gather([str(log)], kernel_logs=[str(kernel)], **stated)
+    assert facts.total is not None
+    text = remedies(diagnose(facts))
+    assert check(launch("kimi-k2.5", "0.5.8", 449, 0, hicache_size=300), text)
+
+
+def test_only_flags_that_the_command_has_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diagnose", "--help"])
+    usage = capsys.readouterr().out
+    for model, lines, flag, value in (
+        ("qwen3-next-80b-a3b", "Mamba Cache", "--mamba-slots", "300"),
+        ("gpt-oss-120b", "sliding window", "--swa-device-tokens", "50000"),
+    ):
+        asked = launch(model, "0.5.23", 449, 4, hicache_size=300)
+        log = tmp_path / "server.log"
+        log.write_text("\n".join(line for line in server_log(asked).splitlines() if lines not in line) + "\n")
+        command = ["diagnose", str(log), "--sglang-version", "0.5.23", "--host-ram", "449GB", "--available", "445GB"]
+        main(command)
+        text = capsys.readouterr().out
+        assert f"({flag} states them)" in " ".join(text.split())
+        assert all(name in usage for name in re.findall(r"\((--[a-z-]+) ", text))
+        main([*command, flag, value])
+        assert f"({flag} states them)" not in " ".join(capsys.readouterr().out.split())
+
+
+def test_one_rank_takes(tmp_path: Path) -> None:
+    one = launch("llama-3.1-70b", "0.5.8", 449, 4, tp_size=1, hicache_size=500)
+    log = tmp_path / "server.log"
+    log.write_text(server_log(one))
+    stated = {"release": "0.5.8", "host_ram_bytes": 449 * GB, "available_bytes": 445 * GB}
+    assert "(1 rank takes " in remedies(diagnose(gather([str(log)], **stated)))
+
+
 def test_what_is_not_counted_or_assumed_is_said(tmp_path: Path) -> None:
     """A log that was cut lacks the state slots, and a draft model's pool cannot be counted without the model."""
     question = launch("qwen3-next-80b-a3b", "0.5.23", 449, 4, hicache_size=100)
@@ -173,7 +239,7 @@ def test_what_is_not_counted_or_assumed_is_said(tmp_path: Path) -> None:
     log.write_text("\n".join(line for line in server_log(question).splitlines() if "Mamba Cache" not in line) + "\n")
     stated = {"release": "0.5.23", "host_ram_bytes": 449 * GB, "available_bytes": 445 * GB}
     text = remedies(diagnose(gather([str(log)], **stated)))
-    assert "assumed: state slots follow from --mamba-full-memory-ratio 0.9; give --max-mamba-cache-size" in text
+    assert "assumed: state slots follow from --mamba-full-memory-ratio 0.9 (--mamba-slots states them)" in text
     assert "the server's own host memory is not counted (--overhead states it)" in text
     eagle = launch("llama-3.1-70b", "0.5.17", 449, 4, hicache_size=100)
     dump = server_log(eagle).replace("enable_hier", "speculative_algorithm='EAGLE', enable_hier")

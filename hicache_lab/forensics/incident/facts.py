@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import format_gb
 from hicache_lab.forensics.incident.folder import Files, sort_files
 from hicache_lab.forensics.incident.kernel import KernelLog, read_kernel_log
 from hicache_lab.forensics.incident.kills import same_kill, server_like
 from hicache_lab.forensics.incident.memory import MemoryReading, lowest, read_memory
 from hicache_lab.forensics.incident.oom_reports import once
-from hicache_lab.forensics.incident.question import (
-    Stated,
-)
+from hicache_lab.forensics.incident.question import Stated
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.collect import Log, read_log
+from hicache_lab.preflight.ask import HOST_FACTS, host_from_facts
 from hicache_lab.sglang.releases import rules_for
 
 
@@ -128,19 +128,33 @@ def gather(logs: Iterable[str], *, kernel_logs: Iterable[str] = (), memory: Iter
     Raises:
         InputError: a file cannot be read or has no known form.
         UnknownFact: a release that is none.
+        UsageError: stated facts that contradict each other.
     """
     user = Stated(**stated)
     if user.release is not None:
         rules_for(user.release)
+    _check_stated(user)
     files = sort_files(logs)
     # a kernel log alone is diagnosed too
     sorted_files = files if files.logs else Files(logs=(*files.kernel_logs, *files.memory))
     log = read_log(sorted_files.logs)
     year = next((run.first.year for run in log.runs if run.first is not None), None)
     kernel_paths = dict.fromkeys((*kernel_logs, *sorted_files.kernel_logs))
-    return Facts(
+    facts = Facts(
         log=log,
         kernel=tuple(read_kernel_log(path, year=year) for path in kernel_paths),
         memory=tuple(s for path in dict.fromkeys((*memory, *sorted_files.memory)) for s in read_memory(path)),
         stated=user,
     )
+    if user.cgroup_usage_bytes is not None and facts.container_limit is None:
+        raise UsageError("--cgroup-usage says nothing without --cgroup-limit")
+    return facts
+
+
+def _check_stated(user: Stated) -> None:
+    """What is stated is held to itself as ``plan`` holds it; only what files tell may disagree a little."""
+    stated = {name: getattr(user, f"{name}_bytes") for name in HOST_FACTS}
+    if user.cgroup_limit_bytes is None:
+        del stated["cgroup_usage"]
+    if user.host_ram_bytes is not None or user.available_bytes is not None:
+        host_from_facts(stated)

@@ -15,7 +15,7 @@ from hicache_lab.base.errors import InputError, UnknownFact, UsageError
 from hicache_lab.base.units import GB, format_gb
 from hicache_lab.forensics.logs.fingerprints import ReleaseRange
 from hicache_lab.preflight import Advice, Answer, Question, advise, ask, assess, format_advice, with_ratio, with_size
-from hicache_lab.preflight.ask import host_from_facts, stated_bytes
+from hicache_lab.preflight.ask import DEVICE_FACTS, device_from_facts, host_from_facts, stated_bytes
 from hicache_lab.preflight.question import pool_limit_bytes
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.sglang.releases import READ, VERIFIED, parse_version, rules_for
@@ -47,6 +47,9 @@ class Stated:
     cgroup_usage_bytes: int | None = None
     overhead_bytes: int | None = None
     device_tokens: int | None = None
+    device_kv_gb: float | None = None
+    swa_device_tokens: int | None = None
+    mamba_slots: int | None = None
     model: str | None = None
     draft_model: str | None = None
     tp_size: int | None = None
@@ -263,7 +266,13 @@ def ask_launch(facts: LaunchFacts, stated: Stated) -> LaunchQuestion:
         missing.append("the host's memory, which is not in the files (--host-ram and --available state it)")
     if missing or config is None:
         return LaunchQuestion(missing=tuple(missing), host_limit_bytes=hosts[0].limit_bytes if hosts else None)
-    device = facts.device if facts.device.tokens else replace(facts.device, tokens=stated.device_tokens)
+    stated_device = device_from_facts({name: getattr(stated, name) for name in DEVICE_FACTS})
+    device = DeviceFacts(
+        tokens=facts.device.tokens or stated_device.tokens,
+        kv_bytes=None if facts.device.tokens else stated_device.kv_bytes,
+        swa_tokens=facts.device.swa_tokens or stated_device.swa_tokens,
+        mamba_slots=facts.device.mamba_slots or stated_device.mamba_slots,
+    )
     # without the arguments the size is not known, and its pools explain nothing
     pools = facts.pools_bytes if config.hicache_size or facts.launch is not None else 0
     models = (stated.model, stated.draft_model)
@@ -385,15 +394,15 @@ def _launch_question(
     model, draft_model = models
     try:
         questions = tuple(
-            ask(
-                model,
-                release,
-                config=replace(config, sglang_version=release),
-                **asdict(host),
-                draft_model=draft_model,
-                device_tokens=device.tokens,
-                swa_device_tokens=device.swa_tokens,
-                mamba_slots=device.mamba_slots,
+            replace(
+                ask(
+                    model,
+                    release,
+                    config=replace(config, sglang_version=release),
+                    draft_model=draft_model,
+                    **asdict(host),
+                ),
+                device=device,
             )
             for release, host in zip(releases, hosts, strict=True)
         )

@@ -253,6 +253,7 @@ def _preflight_words(post: Postmortem) -> list[str]:
         ("--host-ram", host.total_bytes if host else None),
         ("--available", host.available_bytes if host else None),
         ("--cgroup-limit", cgroup.limit_bytes if cgroup else None),
+        ("--cgroup-usage", (cgroup.usage_bytes or None) if cgroup else None),
         ("--overhead", question.overhead_bytes or None),
     ):
         if n_bytes is not None:
