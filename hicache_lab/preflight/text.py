@@ -34,7 +34,7 @@ def headline(answer: Answer) -> str:
     question, rank = answer.question, answer.rank
     if rank is None or not rank.pools:
         if answer.refusal is not None:
-            return f"{answer.verdict}  {answer.refusal.flag}: {answer.refusal.message}"
+            return f"{answer.verdict}  {why_no_pools(answer)}"
         if answer.verdict == "FITS":
             return "FITS  0 bytes of host pools"
         return f"{answer.verdict}  missing: {'; '.join(answer.missing)}"
@@ -74,12 +74,27 @@ def _beliefs(answer: Answer) -> list[str]:
     return lines
 
 
+def why_no_pools(answer: Answer) -> str:
+    """Why an answer has no bytes to compute with: what the server stops at, or the facts that are missing."""
+    if answer.refusal is not None:
+        return f"{answer.refusal.flag}: {answer.refusal.message}"
+    return "; ".join(answer.missing) or "; ".join(answer.warnings) or "no host pools are built"
+
+
 def _order_line(order: Order) -> str:
     if order.refusal is None:
         return f"checking {order.name}: every rank passes"
     refusal, number = order.refusal, (order.refusal.rank or 0) + 1
     free = "" if refusal.allowed_bytes is None else f", {format_gb(refusal.allowed_bytes)} allowed"
     return f"checking {order.name}: rank {number} is refused{free}"
+
+
+def kill_in_words(order: Order, limit_bytes: int) -> str:
+    """Which rank passes the limit in an order of the checks; empty where none does."""
+    if order.killed_rank is None:
+        return ""
+    total = f"{_amount(order.resident_bytes)} of {format_gb(limit_bytes)}"
+    return f"{order.name}: rank {order.killed_rank + 1} passes the limit ({total}) before any check refuses"
 
 
 def _outcome(answer: Answer) -> list[str]:
@@ -94,10 +109,9 @@ def _outcome(answer: Answer) -> list[str]:
         )
         if len(answer.ranks) > 1:
             apart = answer.orders[1]
-            end = f"{_order_line(apart).removeprefix('checking ')}: a clean refusal"
-            if apart.killed_rank is not None:
-                total = f"{_amount(apart.resident_bytes)} of {format_gb(limit)}"
-                end = f"{apart.name}: rank {apart.killed_rank + 1} passes the limit ({total}) before any check refuses"
+            end = kill_in_words(apart, limit)
+            if not end:
+                end = f"{_order_line(apart).removeprefix('checking ')}: a clean refusal"
             lines.append(f"if the ranks come {end}")
         lines.append("will not help: swap, --mem-fraction-static, another write policy")
     elif answer.verdict == "RACE":

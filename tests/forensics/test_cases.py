@@ -11,6 +11,7 @@ from hicache_lab.base.errors import InputError
 from hicache_lab.base.resources import data_dir
 from hicache_lab.base.units import GB
 from hicache_lab.forensics.cases import CHECKS, Case, ClaimResult, alternatives, audit, load_case
+from hicache_lab.forensics.cases.counterfactuals import case_conclusion
 from hicache_lab.preflight import assess
 
 ROOT = Path(__file__).parents[2]
@@ -143,3 +144,43 @@ def test_a_file_of_an_incident_stays_in_its_folder(tmp_path: Path) -> None:
 def test_an_unknown_incident_lists_those_that_ship() -> None:
     with pytest.raises(InputError, match=SEED):
         load_case("nowhere")
+
+
+def own_incident(tmp_path: Path, dtype: str) -> Case:
+    """Llama 3.1 70B on 0.5.2, 60 GB a rank: pinned buffers are rounded up, so the limit kills before any refusal."""
+    shutil.copytree(data_dir() / "incidents" / SEED, tmp_path / "mine")
+    path = tmp_path / "mine" / "incident.json"
+    raw = json.loads(path.read_text())
+    raw["launch"] = (
+        "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B --tp-size 8 "
+        "--enable-hierarchical-cache --hicache-size 60"
+    )
+    for name, value in {"sglang_version": "0.5.2", "kv_cache_dtype": dtype, "device_tokens": 200_000}.items():
+        raw["facts"][name]["value"] = value
+    path.write_text(json.dumps(raw))
+    return load_case(tmp_path / "mine")
+
+
+def test_a_kill_before_any_refusal_is_told(tmp_path: Path) -> None:
+    results = {result.id: result for result in audit(own_incident(tmp_path, "auto"))}
+    assert results["all-passed"].status == "holds if"
+    assert "rank 1 passes the limit (549.76 GB of 445.00 GB) before any check refuses" in (
+        results["all-passed"].recomputed
+    )
+
+
+def test_a_launch_that_the_parser_refuses_is_told(tmp_path: Path) -> None:
+    case = own_incident(tmp_path, "bfloat16")
+    results = {result.id: result for result in audit(case)}
+    why = "--kv-cache-dtype bfloat16: 0.5.2 accepts auto, fp8_e5m2, fp8_e4m3"
+    for claim in (
+        "size-is-a-total",
+        "all-passed",
+        "tokens-formula",
+        "size-48-safe",
+        "size-48-largest",
+        "tokens-add-up",
+    ):
+        assert results[claim].status == "cannot be checked"
+        assert why in results[claim].recomputed
+    assert why in case_conclusion(case)

@@ -14,6 +14,7 @@ from hicache_lab.base.units import GB, format_gb
 from hicache_lab.forensics.cases.case import Case, read_json
 from hicache_lab.forensics.cases.counterfactuals import bound, recommended
 from hicache_lab.preflight import Answer, Question, assess, with_ratio, with_release, with_size
+from hicache_lab.preflight.text import count_ranks, kill_in_words, why_no_pools
 from hicache_lab.sizing.guard import RESERVE_TEXT
 
 SCHEMA, SCHEMA_VERSION = "hicache-lab/claims", 1
@@ -55,11 +56,30 @@ def audit(case: Case) -> list[ClaimResult]:
         if check is None:
             raise InputError(f"{path}: claim {raw.get('id')!r}: check is one of {', '.join(CHECKS)}")
         try:
-            status, text = check(case, raw)
+            try:
+                status, text = check(case, raw)
+            except _NoPoolsError as error:
+                status, text = "cannot be checked", str(error)
             results.append(ClaimResult(raw["id"], raw["step"], raw["claim"], text, status))
         except (KeyError, TypeError) as error:
             raise InputError(f"{path}: claim {raw.get('id')!r}: input missing or of another form ({error})") from error
     return results
+
+
+class _NoPoolsError(Exception):
+    """The setting that a claim speaks of builds no host pools; the message says why."""
+
+
+def _assess(question: Question) -> Answer:
+    """The verdict on a claim's setting.
+
+    Raises:
+        _NoPoolsError: there are no bytes to compute with.
+    """
+    answer = assess(question)
+    if answer.rank is None or not answer.rank.pools:
+        raise _NoPoolsError(why_no_pools(answer))
+    return answer
 
 
 def _setting(question: Question, setting: Mapping[str, Any]) -> Question:
@@ -73,7 +93,9 @@ def _named(setting: Mapping[str, Any]) -> str:
 
 
 def _product(answer: Answer) -> str:
-    return f"{answer.ranks_on_host} ranks × {format_gb(answer.per_rank_bytes)} = {format_gb(answer.host_bytes, 1)}"
+    return (
+        f"{count_ranks(answer.ranks_on_host)} × {format_gb(answer.per_rank_bytes)} = {format_gb(answer.host_bytes, 1)}"
+    )
 
 
 def _within(value: float, claimed: float, tolerance: float) -> Status:
@@ -81,17 +103,17 @@ def _within(value: float, claimed: float, tolerance: float) -> Status:
 
 
 def _size_is_host_total(case: Case, inputs: Inputs) -> Outcome:
-    answer = assess(with_size(case.question(), inputs["size_gb"]))
+    answer = _assess(with_size(case.question(), inputs["size_gb"]))
     return _within(answer.host_bytes / GB, inputs["size_gb"], 0.01), f"per rank: {_product(answer)}"
 
 
 def _host_total(case: Case, inputs: Inputs) -> Outcome:
-    answer = assess(_setting(case.question(), inputs["setting"]))
+    answer = _assess(_setting(case.question(), inputs["setting"]))
     return _within(answer.host_bytes / GB, inputs["claimed_gb"], inputs["within"]), _product(answer)
 
 
 def _tokens_of_size(case: Case, inputs: Inputs) -> Outcome:
-    answer = assess(with_size(case.question(), inputs["size_gb"]))
+    answer = _assess(with_size(case.question(), inputs["size_gb"]))
     assert answer.rank is not None
     pool = answer.rank.pools[0]
     formula = int(inputs["size_gb"] * 1e9 // pool.spec.bytes_per_token)
@@ -128,22 +150,23 @@ def _guard_is_per_process(case: Case, _inputs: Inputs) -> Outcome:
 
 def _all_ranks_pass(case: Case, inputs: Inputs) -> Outcome:
     question = with_size(case.question(), inputs["size_gb"])
-    answer = assess(question)
+    answer = _assess(question)
     if not answer.orders:
         return "cannot be checked", "; ".join(answer.missing)
+    limit = question.limit_bytes or 0
     together, apart = answer.orders
     if together.passes and apart.passes:
         return "agrees", "in any order"
     if not together.passes:
-        return "differs", f"the first rank is refused: {together.refusal.message if together.refusal else ''}"
+        if together.refusal is None:
+            return "differs", kill_in_words(together, limit)
+        return "differs", f"the first rank is refused: {together.refusal.message}"
     budget = question.budget()
     slack = (budget.budget_bytes - answer.per_rank_bytes) * budget.divisor
-    assert apart.refusal is not None
-    text = (
-        f"all read the memory before {format_gb(slack)} had become resident; one after another, rank "
-        f'{(apart.refusal.rank or 0) + 1} is refused: "{apart.refusal.message}"'
-    )
-    return "holds if", text
+    end = kill_in_words(apart, limit)
+    if apart.refusal is not None:
+        end = f'one after another, rank {(apart.refusal.rank or 0) + 1} is refused: "{apart.refusal.message}"'
+    return "holds if", f"all read the memory before {format_gb(slack)} had become resident; {end}"
 
 
 def _sum_of_facts(case: Case, inputs: Inputs) -> Outcome:
@@ -154,7 +177,7 @@ def _sum_of_facts(case: Case, inputs: Inputs) -> Outcome:
 
 
 def _leaves_the_reserve(case: Case, inputs: Inputs) -> Outcome:
-    answer = assess(_setting(case.question(with_overhead=True), inputs["setting"]))
+    answer = _assess(_setting(case.question(with_overhead=True), inputs["setting"]))
     over = answer.over_reserve_bytes or 0
     taken = format_gb(answer.resident_bytes + answer.question.overhead_bytes, 0)
     text = (
@@ -171,17 +194,20 @@ def _leaves_the_reserve(case: Case, inputs: Inputs) -> Outcome:
 
 def _largest_size(case: Case, inputs: Inputs) -> Outcome:
     most, comfortable = bound(case), recommended(case).size_gb
+    if most.size_gb is None:
+        answer = assess(with_size(case.question(with_overhead=True), inputs["size_gb"]))
+        if not answer.ranks:
+            return "cannot be checked", why_no_pools(answer)
+        return "differs", f"no size leaves the {RESERVE_TEXT} reserve"
     total = format_gb(most.size_bytes or 0, 0)
-    text = (
-        f"{most.size_gb or 0} GB leaves the {RESERVE_TEXT} reserve, in whatever order the ranks check ({total} in all)"
-    )
+    text = f"{most.size_gb} GB leaves the {RESERVE_TEXT} reserve, in whatever order the ranks check ({total} in all)"
     if comfortable is not None:
         text += f"; {comfortable} GB keeps 10 % of RAM besides"
     return "agrees" if most.size_gb == inputs["size_gb"] else "differs", text
 
 
 def _settings_are_equal(case: Case, inputs: Inputs) -> Outcome:
-    answers = [assess(_setting(case.question(), setting)) for setting in inputs["settings"]]
+    answers = [_assess(_setting(case.question(), setting)) for setting in inputs["settings"]]
     tokens = [answer.rank.tokens if answer.rank else 0 for answer in answers]
     text = "; ".join(
         f"{_named(setting)}: {format_gb(answer.host_bytes, 1)}, {held:,} tokens a rank"
@@ -192,7 +218,7 @@ def _settings_are_equal(case: Case, inputs: Inputs) -> Outcome:
 
 def _tokens_add_up(case: Case, inputs: Inputs) -> Outcome:
     question = case.question()
-    answer = assess(_setting(question, inputs["setting"]))
+    answer = _assess(_setting(question, inputs["setting"]))
     assert answer.rank is not None
     if question.geometry.latent is None:
         return "agrees", f"each rank holds its own heads of the same {answer.rank.tokens:,} tokens"
@@ -215,6 +241,8 @@ def _release_refuses(case: Case, inputs: Inputs) -> Outcome:
     answer = assess(with_size(with_release(case.question(), inputs["release"]), inputs["size_gb"]))
     refused = answer.verdict == "REFUSED" and answer.refusal is not None and answer.refusal.allowed_bytes is not None
     if not refused or answer.refusal is None or answer.refusal.allowed_bytes is None:
+        if not answer.ranks:
+            raise _NoPoolsError(f"{inputs['release']}: {why_no_pools(answer)}")
         return "differs", f"{inputs['release']}: {answer.verdict}"
     status = _within(answer.refusal.allowed_bytes / GB, inputs["claimed_gb"], 0.0005)
     return status, f'{inputs["release"]}: "{answer.refusal.message}"'
@@ -224,7 +252,7 @@ def _auto_size(case: Case, inputs: Inputs) -> Outcome:
     question = with_release(case.question(), inputs["release"])
     answer = assess(replace(question, config=replace(question.config, hicache_size=None, hicache_ratio=None)))
     if answer.ratio is None:
-        return "cannot be checked", "; ".join(answer.missing)
+        return "cannot be checked", why_no_pools(answer)
     same = _within(answer.ratio, inputs["claimed_ratio"], 0.0005) == _within(
         answer.host_bytes / GB, inputs["claimed_gb"], 0.001
     )

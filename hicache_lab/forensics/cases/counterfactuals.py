@@ -7,6 +7,7 @@ from dataclasses import replace
 from hicache_lab.base.units import format_gb
 from hicache_lab.forensics.cases.case import Case
 from hicache_lab.preflight import Advice, Answer, advise, assess, format_advice, with_ratio, with_release, with_size
+from hicache_lab.preflight.text import count_ranks, why_no_pools
 from hicache_lab.sglang.releases import first_release_where, parse_version
 from hicache_lab.sizing.guard import RESERVE_TEXT, divides_since
 
@@ -49,13 +50,18 @@ def case_conclusion(case: Case) -> str:
     """What happened and what to set, in Markdown, every number computed."""
     answer = assess(case.question())
     setting, limit = format_advice(recommended(case), "`"), answer.question.limit_bytes or 0
-    lines = [
-        f"- **{answer.verdict}**: {answer.ranks_on_host} ranks × {format_gb(answer.per_rank_bytes)} = "
-        f"**{format_gb(answer.host_bytes, 0)}**; the host had {format_gb(limit, 0)} available.",
-    ]
-    if answer.rank is not None and answer.rank.pools:
+    if answer.rank is None or not answer.rank.pools:
+        lines = [f"- **{answer.verdict}**, before any host pool is built: {why_no_pools(answer)}."]
+    else:
+        lines = [
+            f"- **{answer.verdict}**: {count_ranks(answer.ranks_on_host)} × {format_gb(answer.per_rank_bytes)} = "
+            f"**{format_gb(answer.host_bytes, 0)}**; the host had {format_gb(limit, 0)} available.",
+        ]
         lines.append(f"- Each rank's pool would have held {answer.rank.tokens:,} tokens.")
-    lines.append(f"- **Set** {setting or 'no host tier'}: 10 % of RAM stay free beyond the reserve.")
+    if setting:
+        lines.append(f"- **Set** {setting}: 10 % of RAM stay free beyond the reserve.")
+    elif answer.ranks:
+        lines.append("- **Set** no host tier: none leaves 10 % of RAM free beyond the reserve.")
     if most := format_advice(bound(case), "`"):
         lines.append(f"- The bound, for comparison: {most} leaves only the {RESERVE_TEXT} reserve.")
     return "\n".join(lines)
