@@ -11,6 +11,7 @@ from typing import Any
 
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.base.units import format_gb
+from hicache_lab.cli.options import add_facts, pairs
 from hicache_lab.host import read_host
 from hicache_lab.preflight import Advice, Answer, Question, advise, ask, assess, corrected_line, explain
 from hicache_lab.preflight.ask import DEVICE_FACTS, HOST_FACTS, OTHER_FACTS, release_of
@@ -23,26 +24,7 @@ from hicache_lab.sizing.guard import RESERVE_TEXT
 EXIT = {"FITS": 0, "TIGHT": 0, "UNKNOWN": 1, "RACE": 3, "REFUSED": 3, "ASSERT": 3, "OOM_RISK": 3}
 TAKES_SERVER_FLAGS = frozenset({"plan", "max"})
 TAKES_LINE = frozenset({"preflight"})
-
-FACT_HELP = {
-    "host_ram": "RAM of one host with its unit, e.g. 449GB or 418GiB",
-    "available": "MemAvailable before the launch; without it RAM minus huge pages is taken",
-    "hugepages": "reserved huge pages, e.g. 1582GiB",
-    "cgroup_limit": "memory limit of the container",
-    "cgroup_usage": "what the container already uses",
-    "overhead": "host memory of the server's processes besides the pools, e.g. 40GB",
-    "headroom": f"what a comfortable plan leaves beyond the {RESERVE_TEXT} reserve (10 %% of RAM)",
-    "draft_model": "a separate draft model",
-    "device_tokens": "max_total_num_tokens of one rank, as the server logs it",
-    "device_kv_gb": "instead of tokens: GB (1e9) of KV on one rank's device",
-    "swa_device_tokens": "device tokens of the sliding-window pool",
-    "mamba_slots": "state slots of the device (max_mamba_cache_size)",
-}
-_WHOLE = {"device_tokens", "swa_device_tokens", "mamba_slots"}
-
-
-def _whole(text: str) -> int:
-    return int(text.replace("_", "").replace(",", ""))
+_FACTS = (*HOST_FACTS, *OTHER_FACTS, *DEVICE_FACTS)
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
@@ -64,9 +46,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="an explicit fact of the model, e.g. --geometry kind=mla; may be repeated",
     )
-    for name in (*HOST_FACTS, *OTHER_FACTS, *DEVICE_FACTS):
-        kind: Any = _whole if name in _WHOLE else float if name == "device_kv_gb" else str
-        parser.add_argument("--" + name.replace("_", "-"), type=kind, help=FACT_HELP[name])
+    add_facts(parser, _FACTS)
     if command == "preflight":
         parser.add_argument(
             "--from", dest="source", metavar="FILE", help="read the launch line from a file, - for stdin"
@@ -87,12 +67,9 @@ def _model(text: str) -> Any:
         raise UsageError(f"--model: the inline geometry is not JSON: {error}") from None
 
 
-def _overrides(pairs: list[str]) -> dict[str, Any]:
-    found = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--geometry: expected KEY=VALUE, got {pair!r}")
+def _overrides(texts: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs("--geometry", texts).items():
         try:
             found[key] = json.loads(value)
         except json.JSONDecodeError:
@@ -131,7 +108,7 @@ def _question(command: str, args: argparse.Namespace) -> tuple[Question, LaunchC
         host=read_host() if args.this_host else None,
         config=config,
         geometry_overrides=_overrides(args.geometry),
-        **{name: getattr(args, name) for name in (*HOST_FACTS, *OTHER_FACTS, *DEVICE_FACTS)},
+        **{name: getattr(args, name) for name in _FACTS},
     )
     return question, config, [*config.notes, *([note] if note else [])]
 

@@ -12,7 +12,7 @@ from typing import Any
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import format_gb
 from hicache_lab.cli import traffic
-from hicache_lab.cli.capacity import FACT_HELP
+from hicache_lab.cli.options import add_facts, positive, positive_float, several
 from hicache_lab.preflight.ask import HOST_FACTS
 from hicache_lab.preflight.host_tiers import HostTier
 from hicache_lab.sglang.launch import LaunchConfig
@@ -41,21 +41,20 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", choices=("tokens", "blocks"), default="tokens", help="what the curve counts")
     parser.add_argument("--warm-up", type=float, default=0.0, metavar="SHARE", help="requests not counted, 0 … 1")
     parser.add_argument("--sample", type=float, metavar="RATE", help="estimate from a share of the blocks")
-    parser.add_argument("--points", type=traffic.positive, default=20, metavar="N", help="sizes printed")
+    parser.add_argument("--points", type=positive, default=20, metavar="N", help="sizes printed")
     parser.add_argument(
         "--ratios",
-        type=traffic.several(traffic.positive_float),
+        type=several(positive_float),
         default=(),
         metavar="R[,R…]",
         help="--hicache-ratio values",
     )
     parser.add_argument(
-        "--sizes-gb", type=traffic.several(traffic.positive), default=(), metavar="N[,N…]", help="--hicache-size values"
+        "--sizes-gb", type=several(positive), default=(), metavar="N[,N…]", help="--hicache-size values"
     )
-    for name in (*HOST_FACTS, "overhead"):
-        parser.add_argument("--" + name.replace("_", "-"), help=FACT_HELP[name])
+    add_facts(parser, (*HOST_FACTS, "overhead"))
     parser.add_argument(
-        "--mean-resident-tokens", type=traffic.positive_float, metavar="N", help="tokens a running request holds"
+        "--mean-resident-tokens", type=positive_float, metavar="N", help="tokens a running request holds"
     )
     traffic.add_server_flags(parser)
 

@@ -10,91 +10,55 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_lab.base.errors import UsageError
+from hicache_lab.cli.options import add_facts
 from hicache_lab.forensics.logs.prefix import for_terminal
+from hicache_lab.preflight.ask import DEVICE_FACTS, HOST_FACTS
 
 if TYPE_CHECKING:
-    from hicache_lab.forensics.incident import Diagnosis, Facts, Finding
+    from hicache_lab.forensics.incident import Diagnosis, Finding
 
 WIDTH = 118
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     """The arguments of one of the commands."""
+    add = parser.add_argument
     if command == "watch":
-        _watch_arguments(parser)
-    elif command == "report":
-        _report_arguments(parser)
+        add("--output", type=Path, required=True, metavar="FILE", help="where samples are appended, a JSON line each")
+        add("--interval", type=float, default=1.0, metavar="S", help="seconds between samples (default 1)")
+        add("--pid", type=int, action="append", default=[], metavar="N", help="a process to look at (repeat)")
+        add("--sglang", action="store_true", help="all processes of SGLang servers, found anew each time")
+        add("--samples", type=int, metavar="N", help="stop after N samples (default: until interrupted)")
+        return
+    if command == "report":
+        what = "a run folder, a sweep folder, an incident folder or its name, or server logs"
+        add("targets", nargs="+", metavar="RUN|SWEEP|INCIDENT|LOG", help=what)
+        add("--title", default="", help="title of the document")
+        add("--timezone", default="UTC", help="zone of the logs' clock (IANA name, default UTC)")
+        add("--output", type=Path, metavar="DIR", help="where the two files go (default: reports/NAME)")
     else:
-        parser.add_argument(
-            "logs", nargs="+", metavar="LOG", help="server logs, kernel logs, memory series, a folder of them, or -"
-        )
-        add_facts(parser)
-        parser.add_argument("--json", action="store_true", help="print JSON")
+        what = "server logs, kernel logs, memory series, a folder of them, or -"
+        add("logs", nargs="+", metavar="LOG", help=what)
+        add("--json", action="store_true", help="print JSON")
+    what = "dmesg, journalctl, kern.log, kubectl describe pod, docker inspect (repeat)"
+    add("--kernel-log", action="append", default=[], metavar="F", help=what)
+    what = "watch file, CSV, free, meminfo, vmstat, node-exporter (repeat)"
+    add("--memory", action="append", default=[], metavar="F", help=what)
+    add_facts(parser, _FACTS)
+    add("--sglang-version", metavar="V", help="the release, if it is known; else the wording tells")
+    add("--model", metavar="M", help="a catalogue name, hub id or config.json, where the log's path is not")
+    add("--tp-size", type=int, metavar="N", help="ranks, where the log does not show the arguments")
 
 
-def add_facts(parser: argparse.ArgumentParser) -> None:
-    """What else may be known about an incident."""
-    parser.add_argument(
-        "--kernel-log",
-        action="append",
-        default=[],
-        metavar="F",
-        help="dmesg, journalctl, kern.log, kubectl describe pod, docker inspect (repeat)",
-    )
-    parser.add_argument(
-        "--memory",
-        action="append",
-        default=[],
-        metavar="F",
-        help="watch file, CSV, free, meminfo, vmstat, node-exporter (repeat)",
-    )
-    for name, text in _SIZES.items():
-        parser.add_argument("--" + name.replace("_", "-"), metavar="SIZE", help=text)
-    parser.add_argument("--sglang-version", metavar="V", help="the release, if it is known; else the wording tells")
-    parser.add_argument(
-        "--model", metavar="M", help="a catalogue name, hub id or config.json, where the log's path is not"
-    )
-    parser.add_argument("--draft-model", metavar="M", help="a separate draft model")
-    parser.add_argument("--tp-size", type=int, metavar="N", help="ranks, where the log does not show the arguments")
-    for name, text in _DEVICE.items():
-        kind = float if name == "device_kv_gb" else int
-        parser.add_argument(
-            "--" + name.replace("_", "-"), type=kind, metavar="N", help=f"{text}, where the log has none"
-        )
-
-
-# flag → what it is: memory facts that files often do not tell, each with its unit
-_SIZES = {
-    "host_ram": "RAM of the host, with its unit: 449GB, 418GiB",
-    "available": "memory available before the launch, with its unit",
-    "hugepages": "reserved huge pages, e.g. 1582GiB",
-    "cgroup_limit": "memory limit of the container",
-    "cgroup_usage": "what the container already used before the launch",
-    "overhead": "host memory of the server's processes besides the pools, e.g. 40GB",
-}
-
-# flag → what it is: what the device pools of one rank hold
-_DEVICE = {
-    "device_tokens": "max_total_num_tokens",
-    "device_kv_gb": "instead of tokens: GB (1e9) of KV on one rank's device",
-    "swa_device_tokens": "device tokens of the sliding-window pool",
-    "mamba_slots": "state slots of the device (max_mamba_cache_size)",
-}
+# what files often do not tell
+_FACTS = (*HOST_FACTS, "overhead", "draft_model", *DEVICE_FACTS)
 
 
 def facts_from(args: argparse.Namespace) -> dict[str, Any]:
     """What the user says beside the files, by the names of ``Stated``."""
     from hicache_lab.forensics.incident.question import stated_facts
 
-    names = (*_SIZES, *_DEVICE, "model", "draft_model", "tp_size", "sglang_version")
-    return stated_facts({name: getattr(args, name) for name in names})
-
-
-def gather_from(args: argparse.Namespace, logs: list[str]) -> Facts:
-    """The facts the arguments name."""
-    from hicache_lab.forensics.incident import gather
-
-    return gather(logs, kernel_logs=args.kernel_log, memory=args.memory, **facts_from(args))
+    return stated_facts({name: getattr(args, name) for name in (*_FACTS, "model", "tp_size", "sglang_version")})
 
 
 def run(command: str, args: argparse.Namespace) -> int:
@@ -103,9 +67,9 @@ def run(command: str, args: argparse.Namespace) -> int:
         return _watch(args)
     if command == "report":
         return _report(args)
-    from hicache_lab.forensics.incident import diagnose
+    from hicache_lab.forensics.incident import diagnose, gather
 
-    result = diagnose(gather_from(args, args.logs))
+    result = diagnose(gather(args.logs, kernel_logs=args.kernel_log, memory=args.memory, **facts_from(args)))
     if result.warning:
         print(result.warning, file=sys.stderr)
     print(json.dumps(result.to_json(), indent=2) if args.json else diagnosis_text(result))
@@ -149,25 +113,17 @@ def _wrap(text: str, indent: str) -> list[str]:
     )
 
 
-def _report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "targets",
-        nargs="+",
-        metavar="RUN|SWEEP|INCIDENT|LOG",
-        help="a run folder, a sweep folder, an incident folder or its name, or server logs",
-    )
-    add_facts(parser)
-    parser.add_argument("--title", default="", help="title of the document")
-    parser.add_argument("--timezone", default="UTC", help="zone of the logs' clock (IANA name, default UTC)")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="where the two files go (default: reports/NAME)")
-
-
 def _report(args: argparse.Namespace) -> int:
     from hicache_lab.views.report import postmortem, run_report, to_document, write_report
 
     first = Path(args.targets[0])
     if (first / "sweep.json").exists():
-        return _sweep_report(args)
+        from hicache_lab.sweeps import collect, compare_collection, write_comparison
+
+        runs, target = collect(args.targets), (args.output or first) / "comparison"
+        markdown, page, written = write_comparison(runs, compare_collection(runs), target, heading=args.title)
+        print(markdown, page, *([written.note] if written and written.note else []), sep="\n")
+        return 0
     if (first / "result.json").exists():
         if len(args.targets) > 1:
             raise UsageError("report: one run folder at a time")
@@ -189,30 +145,6 @@ def _report(args: argparse.Namespace) -> int:
     for path in write_report(document, folder, name):
         print(path)
     return 0
-
-
-def _sweep_report(args: argparse.Namespace) -> int:
-    from hicache_lab.sweeps import collect, compare_collection, write_comparison
-
-    collection = collect(args.targets)
-    folder = args.output or Path(args.targets[0])
-    markdown, page, written = write_comparison(
-        collection, compare_collection(collection), folder / "comparison", heading=args.title
-    )
-    print(markdown, page, *([written.note] if written and written.note else []), sep="\n")
-    return 0
-
-
-def _watch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--output", type=Path, required=True, metavar="FILE", help="where samples are appended, one JSON line each"
-    )
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between samples (default 1)")
-    parser.add_argument(
-        "--pid", type=int, action="append", default=[], metavar="N", help="a process to look at (repeat)"
-    )
-    parser.add_argument("--sglang", action="store_true", help="all processes of SGLang servers, found anew each time")
-    parser.add_argument("--samples", type=int, metavar="N", help="stop after N samples (default: until interrupted)")
 
 
 def _watch(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.files import atomic_write
 from hicache_lab.cli import traffic
+from hicache_lab.cli.options import positive, whole
 from hicache_lab.preflight import Question
 from hicache_lab.preflight.host_tiers import HostTier, host_tier
 from hicache_lab.sglang.launch import LaunchConfig
@@ -36,14 +37,14 @@ def add_arguments(_command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rules", choices=("nodes", "blocks"), default="nodes", help="HiCache's rules, or plain LRU")
     parser.add_argument(
         "--concurrency",
-        type=traffic.positive,
+        type=positive,
         default=1,
         metavar="N",
         help="clients that wait for an answer before they send the trace's next request (default: 1)",
     )
     parser.add_argument(
         "--turnaround-steps",
-        type=traffic.whole,
+        type=whole,
         metavar="N",
         help="with --concurrency: scheduler steps between an answer and its client's next request (default: 2)",
     )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hicache_lab.base.errors import UsageError
+from hicache_lab.cli.options import pairs, positive, positive_float, several, whole
 from hicache_lab.forensics.prefill_rate import prefill_rate_of
 from hicache_lab.preflight import Question, ask
 from hicache_lab.preflight.ask import HOST_FACTS
@@ -20,7 +19,6 @@ from hicache_lab.traffic.cachesim import Rates, WritePolicy
 from hicache_lab.traffic.cost_benefit import rates_for
 from hicache_lab.traffic.traces import FORMATS, GENERATORS, Trace, generate, load_tokenizer, read_trace
 
-T = TypeVar("T")
 _SHORT_FORMS = ("--tp", "--pp", "--dp", "--ep", "--dcp")
 
 
@@ -28,17 +26,17 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
     """The trace, the pools and the speeds; SGLang's own flags are taken as the server takes them."""
     parser.add_argument("trace", nargs="?", metavar="TRACE", help="a trace file (plain, gzip or zstandard)")
     parser.add_argument("--generate", metavar="NAME", help=f"instead of a file: {', '.join(GENERATORS)}")
-    parser.add_argument("--param", action="append", default=[], metavar="K=V", help="a parameter of --generate")
+    parser.add_argument("--param", action="append", default=[], metavar="KEY=VALUE", help="a parameter of --generate")
     parser.add_argument("--format", default="auto", metavar="F", help=f"auto, {', '.join(FORMATS)}")
     parser.add_argument("--block-tokens", type=positive, metavar="N", help="tokens a block of the trace")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="tokenizer.json for text prompts")
     parser.add_argument("--sessions-at-once", type=positive, default=8, metavar="N", help="conversations side by side")
     parser.add_argument("--skip-bad-lines", action="store_true", help="count bad records instead of stopping")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of words")
+    parser.add_argument("--device-tokens", type=positive, metavar="N", help="max_total_num_tokens, as logged")
     parser.add_argument(
-        "--device-tokens", type=positive, metavar="N", help="max_total_num_tokens, as the server logs it"
+        "--host-tokens", type=several(partial(whole, least=0)), default=(), metavar="N[,N…]", help="host pools"
     )
-    parser.add_argument("--host-tokens", type=several(not_negative), default=(), metavar="N[,N…]", help="host pools")
     parser.add_argument("--model", metavar="M", help="sizes the host pool in bytes; a name or a config.json")
     parser.add_argument("--sglang-version", default=NEWEST, metavar="V", help=f"the release (default {NEWEST})")
     parser.add_argument("--prefill-tokens-per-s", type=positive_float, metavar="X", help="prefill rate of the engine")
@@ -74,51 +72,6 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(name, action=_ServerFlag, nargs=count, dest="server_flags", help=argparse.SUPPRESS)
 
 
-def whole(text: str) -> int:
-    """A whole number, thousands marked or not."""
-    try:
-        return int(text.replace("_", "").replace(",", ""))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
-
-
-def not_negative(text: str) -> int:
-    """A whole number of at least 0."""
-    if (value := whole(text)) < 0:
-        raise argparse.ArgumentTypeError(f"expected whole numbers of at least 0, got {text}")
-    return value
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    if (value := whole(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
-    return value
-
-
-def positive_float(text: str) -> float:
-    """A number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
-    return value
-
-
-def several(number: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    """Numbers with commas between, at least one."""
-
-    def parse(text: str) -> tuple[T, ...]:
-        parts = [part for part in text.split(",") if part.strip()]
-        if not parts:
-            raise argparse.ArgumentTypeError(f"expected a number, or several with commas between, got {text!r}")
-        return tuple(map(number, parts))
-
-    return parse
-
-
 def lru_only(config: LaunchConfig, why: str, instead: str) -> None:
     """Refuse an eviction policy where the block model stands for all of it."""
     policy = dict(config.other).get("--radix-eviction-policy") or "lru"
@@ -128,12 +81,7 @@ def lru_only(config: LaunchConfig, why: str, instead: str) -> None:
 
 def reading_of(args: argparse.Namespace) -> partial[Trace]:
     """The trace asked for, to be read or generated when it is called."""
-    parameters = {}
-    for pair in args.param:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--param: expected K=V, got {pair!r}")
-        parameters[key] = value
+    parameters = pairs("--param", args.param)
     if parameters and not args.generate:
         raise UsageError("--param belongs to --generate")
     if args.generate:

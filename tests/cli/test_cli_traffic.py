@@ -124,7 +124,7 @@ def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
         (["curve", "absent.jsonl"], 2, "no such trace file"),
         (["curve", TRACE, "--generate", "rag"], 2, "not both"),
         (["curve", TRACE, "--param", "seed=3"], 2, "--param belongs to --generate"),
-        (["curve", "--generate", "rag", "--param", "seed"], 2, "expected K=V"),
+        (["curve", "--generate", "rag", "--param", "seed"], 2, "expected KEY=VALUE"),
         (["curve", TRACE, "--hicache-rato", "2"], 2, "unknown argument"),
         (["curve", TRACE, "--hicache-write-policy", "write_sideways"], 2, "accepts write_back"),
         (["curve", TRACE, "--host-tokens", "5"], 2, "--device-tokens"),
