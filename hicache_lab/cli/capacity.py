@@ -13,10 +13,10 @@ from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.base.units import format_gb
 from hicache_lab.cli.options import add_facts, pairs
 from hicache_lab.host import read_host
-from hicache_lab.preflight import Advice, Answer, Question, advise, ask, assess, corrected_line, explain
+from hicache_lab.preflight import Advice, Question, advise, ask, assess, corrected_line, explain
 from hicache_lab.preflight.ask import DEVICE_FACTS, HOST_FACTS, OTHER_FACTS, release_of
 from hicache_lab.preflight.decode import host_pool_without_hicache
-from hicache_lab.preflight.record import answer_record
+from hicache_lab.preflight.record import advice_record, answer_record
 from hicache_lab.preflight.text import count_ranks
 from hicache_lab.sglang.launch import LaunchConfig, launch_from_flags, parse_launch
 from hicache_lab.sizing.guard import RESERVE_TEXT
@@ -113,45 +113,34 @@ def _question(command: str, args: argparse.Namespace) -> tuple[Question, LaunchC
     return question, config, [*config.notes, *([note] if note else [])]
 
 
-def _report(answer: Answer, advice: Advice, args: argparse.Namespace, extra: dict[str, Any]) -> int:
-    if args.json:
-        print(json.dumps(answer_record(answer, advice) | extra, indent=2))
-    else:
-        print(explain(answer, advice))
-        for note in extra.get("launch_notes", ()):
-            print(f"  note: {note}")
-        if extra.get("corrected_launch"):
-            print(f"  corrected launch:\n{extra['corrected_launch']}")
-    return EXIT[answer.verdict]
-
-
 def _maximum(question: Question, args: argparse.Namespace) -> int:
     if question.limit_bytes is None:
         raise UsageError(
             "--host-ram: max needs the host's memory (--host-ram and, better, --available; or --this-host)"
         )
     comfortable, just = advise(question), advise(question, accepted=("FITS", "TIGHT"))
-    auto = None
-    if question.rules.auto_size:
-        plain = replace(question.config, hicache_size=None, hicache_ratio=None)
-        auto = assess(replace(question, config=plain))
-    any_answer = comfortable.size_answer or comfortable.ratio_answer or just.size_answer or just.ratio_answer
+    fitting = comfortable.size_answer or comfortable.ratio_answer or just.size_answer or just.ratio_answer
+    plain = replace(question.config, hicache_size=None, hicache_ratio=None)
     record: dict[str, Any] = {
         "provenance": "computed",
         "sglang_version": question.rules.version,
-        "ranks_on_host": any_answer.ranks_on_host if any_answer else question.config.processes,
+        "ranks_on_host": fitting.ranks_on_host if fitting else question.config.processes,
         "takes_a_size": question.takes_size,
-        "device_tokens": any_answer.rank.device_tokens if any_answer and any_answer.rank else question.device.tokens,
+        "device_tokens": fitting.rank.device_tokens if fitting and fitting.rank else question.device.tokens,
         "comfortable": _settings(comfortable),
         "leaving_only_the_reserve": _settings(just),
-        "guaranteed_start_per_rank_bytes": any_answer.guaranteed_start_bytes if any_answer else None,
+        "guaranteed_start_per_rank_bytes": fitting.guaranteed_start_bytes if fitting else None,
         "auto_size": None,
         "warnings": [question.rules.warning] if question.rules.warning else [],
         "refusal": None,
     }
-    if any_answer is None and (refusal := assess(replace(question, config=_plain(question.config))).refusal):
-        record["refusal"] = {"flag": refusal.flag, "error": refusal.error, "message": refusal.message}
-    if auto is not None:
+    if fitting is None:
+        # with the least that a host tier can be asked for: what still refuses it is not memory
+        least = replace(plain, max_total_tokens=plain.max_total_tokens or 2**20)
+        if refusal := assess(replace(question, config=least)).refusal:
+            record["refusal"] = {"flag": refusal.flag, "error": refusal.error, "message": refusal.message}
+    if question.rules.auto_size:
+        auto = assess(replace(question, config=plain))
         record["auto_size"] = {
             "verdict": auto.verdict,
             "ratio": auto.ratio,
@@ -160,64 +149,37 @@ def _maximum(question: Question, args: argparse.Namespace) -> int:
             "message": auto.refusal.message if auto.refusal else None,
             "missing": list(auto.missing),
         }
-    if args.json:
-        print(json.dumps(record, indent=2))
-    else:
-        print(_maximum_words(record))
-    return 0 if comfortable.size_gb or comfortable.ratio or just.size_gb or just.ratio else 3
-
-
-def _plain(config: LaunchConfig) -> LaunchConfig:
-    """The launch with the least that a host tier can be asked for: what still refuses it is not memory."""
-    return replace(config, hicache_size=None, hicache_ratio=None, max_total_tokens=config.max_total_tokens or 2**20)
+    print(json.dumps(record, indent=2) if args.json else _maximum_text(record))
+    return 3 if fitting is None else 0
 
 
 def _settings(advice: Advice) -> dict[str, Any]:
-    size, ratio = advice.size_answer, advice.ratio_answer
-    return {
-        "hicache_size_gb": advice.size_gb,
-        "hicache_size_host_bytes": advice.size_bytes,
-        "hicache_size_per_rank_tokens": size.rank.tokens if size and size.rank else None,
-        "hicache_size_equivalent_ratio": (
-            size.rank.anchor.equivalent_ratio if size and size.rank and size.rank.device_tokens else None
-        ),
-        "hicache_ratio": advice.ratio,
-        "hicache_ratio_host_bytes": advice.ratio_bytes,
-        "hicache_ratio_per_rank_tokens": ratio.rank.tokens if ratio and ratio.rank else None,
+    size, ratio = (answer.rank if answer else None for answer in (advice.size_answer, advice.ratio_answer))
+    return advice_record(advice) | {
+        "hicache_size_per_rank_tokens": size.tokens if size else None,
+        "hicache_size_equivalent_ratio": size.anchor.equivalent_ratio if size and size.device_tokens else None,
+        "hicache_ratio_per_rank_tokens": ratio.tokens if ratio else None,
     }
 
 
-def _maximum_words(record: dict[str, Any]) -> str:
-    lines = [
-        f"largest settings for {count_ranks(record['ranks_on_host'])} on this host "
-        f"({record['sglang_version']}, computed)"
-    ]
-    names = {
-        "comfortable": "comfortable (headroom beyond the reserve)",
-        "leaving_only_the_reserve": f"leaving only the {RESERVE_TEXT} reserve",
-    }
-    for key, name in names.items():
-        found = record[key]
-        size, ratio = found["hicache_size_gb"], found["hicache_ratio"]
-        size_words = (
-            ("no size fits" if record["takes_a_size"] else "this model and release take no --hicache-size")
-            if size is None
-            else (
-                f"--hicache-size {size} → {format_gb(found['hicache_size_host_bytes'])} on the host, "
-                f"{found['hicache_size_per_rank_tokens']:,} tokens a rank"
-            )
-        )
-        ratio_words = (
-            ("no ratio fits" if record["device_tokens"] else "no ratio known (give --device-tokens)")
-            if ratio is None
-            else (
-                f"--hicache-ratio {ratio:g} → {format_gb(found['hicache_ratio_host_bytes'])} on the host, "
-                f"{found['hicache_ratio_per_rank_tokens']:,} tokens a rank"
-            )
-        )
-        lines.append(f"  {name}:\n    {size_words}\n    {ratio_words}")
-    if record["refusal"] is not None:
-        refusal = record["refusal"]
+def _maximum_text(record: dict[str, Any]) -> str:
+    ranks = count_ranks(record["ranks_on_host"])
+    lines = [f"largest settings for {ranks} on this host ({record['sglang_version']}, computed)"]
+    no_size = "no size fits" if record["takes_a_size"] else "this model and release take no --hicache-size"
+    no_ratio = "no ratio fits" if record["device_tokens"] else "no ratio known (give --device-tokens)"
+    for key, name in (
+        ("comfortable", "comfortable (headroom beyond the reserve)"),
+        ("leaving_only_the_reserve", f"leaving only the {RESERVE_TEXT} reserve"),
+    ):
+        lines.append(f"  {name}:")
+        for flag, unit, text in (("hicache_size", "_gb", no_size), ("hicache_ratio", "", no_ratio)):
+            value, taken, tokens = (record[key][flag + end] for end in (unit, "_host_bytes", "_per_rank_tokens"))
+            if value is not None:
+                text = (
+                    f"--{flag.replace('_', '-')} {value:g} → {format_gb(taken)} on the host, {tokens:,} tokens a rank"
+                )
+            lines.append(f"    {text}")
+    if refusal := record["refusal"]:
         lines.append(f"  the server does not start: {refusal['flag']}: {refusal['error']}: {refusal['message']}")
     auto = record["auto_size"]
     if auto and auto["ratio"] is not None and auto["unused_bytes"] is not None:
@@ -239,7 +201,12 @@ def run(command: str, args: argparse.Namespace) -> int:
         still_builds = host_pool_without_hicache(question)
         notes += [still_builds] if still_builds else []
     advice = advise(question)
-    extra: dict[str, Any] = {"launch_notes": notes}
-    if command == "preflight":
-        extra["corrected_launch"] = corrected_line(answer, advice, config) if config.source else None
-    return _report(answer, advice, args, extra)
+    corrected = corrected_line(answer, advice, config) if config.source else None
+    if args.json:
+        pasted = {"corrected_launch": corrected} if command == "preflight" else {}
+        print(json.dumps(answer_record(answer, advice) | {"launch_notes": notes} | pasted, indent=2))
+    else:
+        print(explain(answer, advice), *(f"  note: {note}" for note in notes), sep="\n")
+        if corrected:
+            print(f"  corrected launch:\n{corrected}")
+    return EXIT[answer.verdict]

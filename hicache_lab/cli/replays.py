@@ -91,7 +91,7 @@ def _race(args: argparse.Namespace) -> int:
         scale = 1000 if args.scale is None else args.scale
         result = race.run_physical(scenario, scale=scale, cap_bytes=cap, parent=args.cgroup)
     if args.json:
-        print(json.dumps(race_json(result), indent=1))
+        print(json.dumps(_race_json(result), indent=1))
     else:
         print("\n".join(race_lines(result)))
         if result is not simulated:
@@ -146,38 +146,28 @@ def race_lines(result: RaceResult) -> list[str]:
     return lines
 
 
-def race_json(result: RaceResult) -> dict[str, Any]:
+_RESULT_KEYS = (
+    *("outcome", "passed", "refused", "oom_kills", "survivors", "peak_bytes", "provenance"),
+    *("scale", "speed", "group", "kernel_lines"),
+)
+_SCENARIO_KEYS = ("host_bytes", "available_bytes", "skew_seconds", "seed")
+
+
+def _race_json(result: RaceResult) -> dict[str, Any]:
     """The JSON form of a race; bytes as they really were (see ``scale``)."""
     scenario = result.scenario
     return {
-        "oom_kills": result.oom_kills,
-        "survivors": result.survivors,
-        "refused": result.refused,
-        "peak_bytes": result.peak_bytes,
-        "ranks": [_rank_json(rank) for rank in result.ranks],
-        "outcome": result.outcome,
-        "passed": result.passed,
-        "provenance": result.provenance,
-        "scale": result.scale,
-        "speed": result.speed,
+        **{key: getattr(result, key) for key in _RESULT_KEYS},
+        **{key: getattr(scenario, key) for key in _SCENARIO_KEYS},
         "sglang_version": scenario.rules.version,
         "warning": scenario.rules.warning,
         "per_rank_requested_bytes": scenario.requested_bytes,
         "per_rank_resident_bytes": scenario.pool_bytes,
-        "host_bytes": scenario.host_bytes,
-        "available_bytes": scenario.available_bytes,
-        "skew_seconds": scenario.skew_seconds,
-        "seed": scenario.seed,
-        "group": result.group,
-        "kernel_lines": list(result.kernel_lines),
+        "ranks": [
+            {"fate" if key == "outcome" else key: value for key, value in asdict(rank).items()} for rank in result.ranks
+        ],
         "samples": [asdict(sample) for sample in result.samples],
     }
-
-
-def _rank_json(rank: race.RankResult) -> dict[str, Any]:
-    record = asdict(rank)
-    record["fate"] = record.pop("outcome")
-    return record
 
 
 def _ranks(scenario: Scenario) -> str:
