@@ -7,7 +7,9 @@ import pytest
 
 from hicache_lab.base.errors import InputError
 from hicache_lab.base.resources import data_dir
+from hicache_lab.forensics.logs.events import HostPool, Rank, SourceLine
 from hicache_lab.forensics.logs.statements import STATEMENTS, Statement, match_message, read_table
+from hicache_lab.forensics.logs.summary import event_json
 from hicache_lab.sglang.releases import VERIFIED
 
 ENTRY = """
@@ -75,3 +77,12 @@ def test_entries_of_one_word_are_tried_in_the_tables_order() -> None:
     message = "Load weight end. Committed real weights after capture in 1.0 s (capture overlap window 2.0 s, "
     found = match_message(message + "startup overlap total 3.0 s)")
     assert found is not None and found[0].variant == "weights_deferred"
+
+
+def test_an_event_as_json_holds_what_its_line_carries() -> None:
+    head = SourceLine("a.log", 7)
+    event = HostPool(where=head, rank=Rank((("tp", 3),)), text="…", variant="host.kv", pool="kv", bytes=5)
+    assert event_json(event) == {
+        "kind": "host_pool", "at": None, "rank": "TP3", "file": "a.log", "line": 7, "variant": "host.kv", "pool": "kv",
+        "bytes": 5, "text": "…",
+    }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
@@ -190,10 +191,10 @@ def event_json(event: ev.Event) -> dict[str, Any]:
     """Any event as plain values (``parse --follow --json`` prints one a line)."""
     out: dict[str, Any] = {"kind": event.kind, "at": _iso(event.at), "rank": event.rank.label}
     out |= {"file": event.where.file, "line": event.where.line}
-    for name in event.__dataclass_fields__:
-        value = getattr(event, name)
-        if name not in ("where", "at", "rank", "text", "prefix", "launch") and value is not None:
-            out[name] = _plain(value)
+    for each in fields(event):
+        value = getattr(event, each.name)
+        if each.name not in ("where", "at", "rank", "text", "prefix", "launch") and value is not None:
+            out[each.name] = _plain(value)
     return out | {"text": event.text[:_TEXT]}
 
 
