@@ -19,15 +19,17 @@ _MOST_RATIO = 1000
 _TIER_FLAGS = frozenset({"--hicache-size", "--hicache-ratio"})
 
 
-# what was typed (``source``) no longer stands for these flags
 def with_size(question: Question, size_gb: int) -> Question:
     """The same launch with --hicache-size and without --hicache-ratio."""
-    return replace(question, config=replace(question.config, hicache_size=size_gb, hicache_ratio=None, source=None))
+    return replace(
+        question, config=replace(question.config.without_spelling(), hicache_size=size_gb, hicache_ratio=None)
+    )
 
 
 def with_ratio(question: Question, ratio: float) -> Question:
     """The same launch with --hicache-ratio and without --hicache-size."""
-    return replace(question, config=replace(question.config, hicache_size=None, hicache_ratio=ratio, source=None))
+    config = replace(question.config.without_spelling(), hicache_size=None, hicache_ratio=ratio)
+    return replace(question, config=config)
 
 
 def with_release(question: Question, version: str) -> Question:

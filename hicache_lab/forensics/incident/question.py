@@ -301,7 +301,7 @@ def _config(facts: LaunchFacts, stated: Stated) -> tuple[LaunchConfig | None, li
         missing.append("a host tier: this launch has no --enable-hierarchical-cache")
     # a random seed changes no size, and a server that restarts all night draws a new one each time
     other = tuple(one for one in launch.other if one[0] != "--random-seed")
-    return replace(launch, other=other, source=None), missing
+    return replace(launch.without_spelling(), other=other), missing
 
 
 def releases_in_question(stated: str | None, printed_by: ReleaseRange | None) -> tuple[str, ...]:

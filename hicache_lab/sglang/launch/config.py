@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from hicache_lab.base.errors import UsageError
@@ -210,6 +210,10 @@ class LaunchConfig:
     def __repr__(self) -> str:
         flags = " ".join(f"{flag_of(name)} {value}" for name, value in self.given())
         return f"LaunchConfig({flags[:100] + (' …' if len(flags) > 100 else '')})"
+
+    def without_spelling(self) -> LaunchConfig:
+        """The same flags without the text they were read from; a dump stays one, as not all its fields were typed."""
+        return replace(self, source=LaunchSource(self.source.kind) if self.source is not None else None)
 
     def given(self) -> Iterator[tuple[str, Any]]:
         """The flag fields that were given, as (field, value)."""
