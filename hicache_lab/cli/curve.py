@@ -14,7 +14,6 @@ from hicache_lab.base.units import format_gb
 from hicache_lab.cli import traffic
 from hicache_lab.cli.options import add_facts, positive, positive_float, several
 from hicache_lab.preflight.ask import HOST_FACTS
-from hicache_lab.preflight.host_tiers import HostTier
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.traffic.cachesim import (
     HitCurve,
@@ -149,12 +148,24 @@ def _tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace, curve: 
     policy, question = traffic.policy_of(args, config), traffic.question_of(args, config)
     speeds = traffic.rates(args, question)
     case = CostBenefit(trace, curve, question, policy, speeds) if question is not None else None
-    tiers = _settings_to_compare(args, config, case) if case else ()
+    ratios, sizes_gb = args.ratios, args.sizes_gb
+    if config.hicache_size:
+        sizes_gb = (*sizes_gb, int(config.hicache_size))
+    elif config.hicache_ratio:
+        ratios = (*ratios, config.hicache_ratio)
+    if case is None and sizes_gb:
+        name = "--sizes-gb" if args.sizes_gb else "--hicache-size"
+        raise UsageError(f"{name} needs --model: without it no tokens are known for the bytes")
+    if not (ratios or sizes_gb or (case is None and args.host_tokens)):
+        ratios = _RATIOS
+    tiers = case.tiers(ratios, sizes_gb) if case else ()
     by_tokens = {tier.tokens: tier for tier in tiers}
     steps = dict(zip(by_tokens, case.rate_per_gb(tiers) if case else (), strict=True))
     device_rate = float(curve.rate_at_tokens(args.device_tokens))
     rows = []
-    for size in sorted({*args.host_tokens, *by_tokens} if case else _tokens_to_compare(args, config)):
+    # without a model no flag's bytes are known, only what a ratio holds
+    compared = by_tokens if case else [int(args.device_tokens * ratio) for ratio in ratios]
+    for size in sorted({*args.host_tokens, *compared}):
         rate = float(tier_rates(curve, args.device_tokens, size, policy))
         row = {
             "host_tokens": size,
@@ -177,25 +188,6 @@ def _tiers(args: argparse.Namespace, config: LaunchConfig, trace: Trace, curve: 
         "knee": knee.label if knee else None,
         "rates": asdict(speeds) if speeds else None,
     }
-
-
-def _tokens_to_compare(args: argparse.Namespace, config: LaunchConfig) -> set[int]:
-    """Host sizes in tokens where no model says what a flag's bytes hold."""
-    if args.sizes_gb or config.hicache_size:
-        name = "--sizes-gb" if args.sizes_gb else "--hicache-size"
-        raise UsageError(f"{name} needs --model: without it no tokens are known for the bytes")
-    ratios = (*args.ratios, *((config.hicache_ratio,) if config.hicache_ratio else ()))
-    tokens = {*args.host_tokens, *(int(args.device_tokens * ratio) for ratio in ratios)}
-    return tokens or {int(args.device_tokens * ratio) for ratio in _RATIOS}
-
-
-def _settings_to_compare(args: argparse.Namespace, config: LaunchConfig, case: CostBenefit) -> tuple[HostTier, ...]:
-    ratios, sizes = args.ratios, args.sizes_gb
-    if config.hicache_size:
-        sizes = (*sizes, int(config.hicache_size))
-    elif config.hicache_ratio:
-        ratios = (*ratios, config.hicache_ratio)
-    return case.tiers(ratios if ratios or sizes else _RATIOS, sizes)
 
 
 def _curve_text(record: dict[str, Any]) -> str:

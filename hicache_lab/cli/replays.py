@@ -11,6 +11,7 @@ from typing import Any
 from hicache_lab import race
 from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import GB, format_gb, parse_bytes
+from hicache_lab.preflight.text import count_ranks
 from hicache_lab.race import RaceResult, Scenario
 from hicache_lab.sglang import source
 
@@ -46,7 +47,15 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
 
 def run(command: str, args: argparse.Namespace) -> int:
     """0: fits, or the source follows known rules; 3: killed or refused, or it follows none."""
-    return _read_source(args) if command == "read-source" else _race(args)
+    if command == "replay":
+        return _race(args)
+    reading = source.read_source(source.tree_from(args.path, args.installed))
+    print(
+        json.dumps(_reading_json(reading), indent=1, ensure_ascii=False)
+        if args.json
+        else "\n".join(_reading_lines(reading))
+    )
+    return 0 if reading.matches else 3
 
 
 def _scenario(args: argparse.Namespace) -> Scenario:
@@ -111,7 +120,7 @@ def race_lines(result: RaceResult) -> list[str]:
     scenario = result.scenario
     scaled = f", really 1:{result.scale}" if result.scale > 1 else ""
     lines = [
-        f"{result.outcome.upper()}  {_ranks(scenario)} × {format_gb(scenario.requested_bytes)} = "
+        f"{result.outcome.upper()}  {count_ranks(scenario.ranks)} × {format_gb(scenario.requested_bytes)} = "
         f"{format_gb(scenario.ranks * scenario.requested_bytes)} on a host with {format_gb(scenario.host_bytes)} "
         f"({format_gb(scenario.available_bytes)} available)  "
         f"[SGLang {scenario.rules.version}, {result.provenance}{scaled}]"
@@ -170,10 +179,6 @@ def _race_json(result: RaceResult) -> dict[str, Any]:
     }
 
 
-def _ranks(scenario: Scenario) -> str:
-    return "1 rank" if scenario.ranks == 1 else f"{scenario.ranks} ranks"
-
-
 def _map(scenario: Scenario, as_json: bool) -> int:
     """Skew down, size across; the scenario's own size and skew are among them."""
     fair = scenario.available_bytes / scenario.ranks / GB
@@ -182,26 +187,15 @@ def _map(scenario: Scenario, as_json: bool) -> int:
     skews = sorted({0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 150.0, scenario.skew_seconds})
     drawn = race.race_map(scenario, skews, sizes)
     if as_json:
-        print(
-            json.dumps({"skews_seconds": drawn.skews_seconds, "sizes_gb": drawn.sizes_gb, "outcomes": drawn.outcomes})
-        )
+        print(json.dumps({key: getattr(drawn, key) for key in ("skews_seconds", "sizes_gb", "outcomes")}))
         return 0
     available = format_gb(scenario.available_bytes)
-    print(f"SGLang {scenario.rules.version}, {_ranks(scenario)}, {available} available [simulated]")
+    print(f"SGLang {scenario.rules.version}, {count_ranks(scenario.ranks)}, {available} available [simulated]")
     print("seconds between checks \\ GB per rank")
     print(" " * 8 + "".join(f"{size:>9g}" for size in sizes))
     for skew, row in zip(drawn.skews_seconds, drawn.outcomes, strict=True):
         print(f"{skew:>6g} s" + "".join(f"{outcome:>9}" for outcome in row))
     return 0
-
-
-def _read_source(args: argparse.Namespace) -> int:
-    reading = source.read_source(source.tree_from(args.path, args.installed))
-    if args.json:
-        print(json.dumps(reading_json(reading), indent=1, ensure_ascii=False))
-    else:
-        print("\n".join(reading_lines(reading)))
-    return 0 if reading.matches else 3
 
 
 def _constructor_json(one: source.Constructor) -> dict[str, Any]:
@@ -218,7 +212,7 @@ def _place(line: source.Line | None) -> dict[str, Any]:
     return {"file": line.file if line else None, "line": line.number if line else None}
 
 
-def reading_json(reading: source.Reading) -> dict[str, Any]:
+def _reading_json(reading: source.Reading) -> dict[str, Any]:
     """The JSON form of a reading."""
     era = reading.era
     primary = _constructor_json(reading.primary)
@@ -254,7 +248,7 @@ def reading_json(reading: source.Reading) -> dict[str, Any]:
     }
 
 
-def reading_lines(reading: source.Reading) -> list[str]:
+def _reading_lines(reading: source.Reading) -> list[str]:
     """The reading for a terminal; file text is the tree's own and stands quoted, line by line."""
     one, era = reading.primary, reading.era
     lines = [

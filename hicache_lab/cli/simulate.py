@@ -160,14 +160,11 @@ def _check_writable(path: Path, trace: str | None) -> None:
 
 
 def _write_by_request(path: Path, hits: TierHits) -> None:
-    def write(part: Path) -> None:
-        with part.open("w", encoding="utf-8") as out:
-            out.write("request,input_tokens,device_tokens,host_tokens\n")
-            for index, row in enumerate(zip(hits.input_tokens, hits.device_tokens, hits.host_tokens, strict=True)):
-                out.write(f"{index},{row[0]},{row[1]},{row[2]}\n")
+    import pandas as pd
 
+    rows = pd.DataFrame({name: getattr(hits, name) for name in ("input_tokens", "device_tokens", "host_tokens")})
     try:
-        atomic_write(path, write)
+        atomic_write(path, lambda part: rows.to_csv(part, index_label="request"))
     except OSError as error:
         raise UsageError(f"--by-request {path}: {error.strerror}") from None
     print(f"wrote {path}", file=sys.stderr)

@@ -17,11 +17,6 @@ RESERVE_TEXT = format_gib(RESERVE_BYTES, 0)
 AUTO_SIZE_SLACK = 0.05
 """Share of the budget that auto-sizing keeps for page rounding and staging buffers (hicache_auto_size.py)."""
 
-AUTO_SIZE_IMPOSSIBLE = (
-    "Cannot automatically size HiCache host memory; set --hicache-size explicitly (GB per rank), "
-    "leaving room for other memory use within the container limit."
-)
-
 
 class LaunchFailure(Exception):
     """What the real constructor raises: the exception's type name and its message. Never leaves this layer."""
@@ -137,7 +132,11 @@ def rank_budget(rules: ReleaseRules, view: HostView, *, may_fall_back: bool = Tr
         if not rules.cgroup_fallback:
             raise LaunchFailure("RuntimeError", view.cgroup_error)
         if not may_fall_back:
-            raise LaunchFailure("RuntimeError", AUTO_SIZE_IMPOSSIBLE)
+            text = (
+                "Cannot automatically size HiCache host memory; set --hicache-size explicitly (GB per rank), "
+                "leaving room for other memory use within the container limit."
+            )
+            raise LaunchFailure("RuntimeError", text)
         text = (
             f"Cannot determine cgroup memory headroom: {view.cgroup_error}. Checking explicitly sized HiCache pools "
             "against host available memory; ensure all local ranks' pools fit within the container memory limit."

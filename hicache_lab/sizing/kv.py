@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hicache_lab.base.errors import UsageError
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.sglang.releases import ReleaseRules
 from hicache_lab.sizing.geometry import ModelGeometry
-from hicache_lab.sizing.geometry.shapes import ITEMSIZES, StateShape
+from hicache_lab.sizing.geometry.shapes import ITEMSIZES
 from hicache_lab.sizing.guard import LaunchFailure
 from hicache_lab.sizing.rows import (
     indexer_bytes_per_layer,
@@ -162,37 +160,26 @@ class KvRows:
             )
         return True
 
-    def _state(self) -> StateShape | None:
-        """The recurrent state with the dtypes that the launch asks for.
-
-        Raises:
-            UsageError: a state dtype that no release knows.
-
-        Source: 0.5.9+ configs/mamba_utils.py mamba2_state_dtype; --mamba-ssm-dtype sets SGLANG_MAMBA_SSM_DTYPE.
-        """
-        shape = self.geometry.state
-        if shape is None:
-            return None
-        ssm = option(self.config, "mamba-ssm-dtype") or environment(self.config, "SGLANG_MAMBA_SSM_DTYPE")
-        conv = environment(self.config, "SGLANG_MAMBA_CONV_DTYPE")
-        for name, dtype in (("--mamba-ssm-dtype", ssm), ("SGLANG_MAMBA_CONV_DTYPE", conv)):
-            if dtype is not None and dtype not in ITEMSIZES:
-                raise UsageError(f"{name}: expected one of {', '.join(ITEMSIZES)}, got {dtype!r}")
-        return replace(shape, ssm_dtype=ssm or shape.ssm_dtype, conv_dtype=conv or shape.conv_dtype)
-
     def state_slot(self, layers: int) -> int:
         """Bytes of one slot in ``layers`` linear layers on this rank; 0 for a model without a recurrent state.
 
         Raises:
             UsageError: a state dtype that no release knows, or heads that the ranks do not divide.
+
+        Source: 0.5.9+ configs/mamba_utils.py mamba2_state_dtype; --mamba-ssm-dtype sets SGLANG_MAMBA_SSM_DTYPE.
         """
-        shape, tp = self._state(), self.config.attn_tp_size
+        shape, tp = self.geometry.state, self.config.attn_tp_size
         if shape is None or not layers:
             return 0
+        ssm = option(self.config, "mamba-ssm-dtype") or environment(self.config, "SGLANG_MAMBA_SSM_DTYPE")
+        conv = environment(self.config, "SGLANG_MAMBA_CONV_DTYPE")
+        for name, dtype in (("--mamba-ssm-dtype", ssm), ("SGLANG_MAMBA_CONV_DTYPE", conv)):
+            if dtype is not None and dtype not in ITEMSIZES:
+                raise UsageError(f"{name}: expected one of {', '.join(ITEMSIZES)}, got {dtype!r}")
         return state_bytes_per_slot(
             layers=layers,
             conv_shapes=(shape.conv_shape(tp),),
-            conv_itemsize=ITEMSIZES[shape.conv_dtype],
+            conv_itemsize=ITEMSIZES[conv or shape.conv_dtype],
             temporal_shape=shape.temporal_shape(tp),
-            temporal_itemsize=ITEMSIZES[shape.ssm_dtype],
+            temporal_itemsize=ITEMSIZES[ssm or shape.ssm_dtype],
         )

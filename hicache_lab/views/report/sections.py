@@ -38,6 +38,12 @@ def _head(post: Postmortem, document: Document) -> None:
     runs = post.facts.log.runs
     times = [at for run in runs for at in (run.first, run.last) if at is not None]
     first, launch = post.diagnosis.first, post.diagnosis.first_launch
+    if post.case is not None and "sglang_version" in post.case.facts:
+        fact = post.case.facts["sglang_version"]
+        release = f"{fact.value} ({fact.origin})"
+    else:
+        release = next((one.release for one in run_facts(post.facts)), "not known")
+        release += "" if post.facts.stated.release else " (from the log's wording)"
     rows = [
         ("outcome", launch.outcome if launch is not None else "no launch in these files"),
         (
@@ -50,7 +56,7 @@ def _head(post: Postmortem, document: Document) -> None:
             "risk" if post.diagnosis.only_risks else "root cause",
             f"{first.cause} ({first.confidence} confidence)" if first else "none found",
         ),
-        ("release", _release(post)),
+        ("release", release),
         ("files", "; ".join(f"{name} ({what}, {post.origin})" for name, what in post.files)),
         ("written by", f"hicache-lab {__version__} from these files; edit freely"),
         ("reviewed by", "…"),
@@ -61,14 +67,6 @@ def _head(post: Postmortem, document: Document) -> None:
             f"The files are {post.origin}: they were rebuilt from what people reported, "
             "and the figures read from them are too."
         )
-
-
-def _release(post: Postmortem) -> str:
-    if post.case is not None and "sglang_version" in post.case.facts:
-        fact = post.case.facts["sglang_version"]
-        return f"{fact.value} ({fact.origin})"
-    shown = next((seen.release for seen in run_facts(post.facts)), "not known")
-    return shown if post.facts.stated.release else f"{shown} (from the log's wording)"
 
 
 def _summary(post: Postmortem, document: Document) -> None:
