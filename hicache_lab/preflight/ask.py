@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -215,17 +215,19 @@ _MOST_RANKS = 65_536
 _MOST_DEVICE = 10**15
 # flag: the most that is taken for meant
 _AT_LEAST_ONE = {
-    "tp_size": _MOST_RANKS,
-    "pp_size": _MOST_RANKS,
-    "dp_size": _MOST_RANKS,
-    "nnodes": _MOST_RANKS,
-    "dcp_size": _MOST_RANKS,
-    "attn_dp_size": _MOST_RANKS,
-    "attn_cp_size": _MOST_RANKS,
+    **dict.fromkeys(
+        ("tp_size", "pp_size", "dp_size", "nnodes", "dcp_size", "attn_dp_size", "attn_cp_size"), _MOST_RANKS
+    ),
     "page_size": 2**20,
     "max_total_tokens": _MOST_DEVICE,
     "max_mamba_cache_size": _MOST_DEVICE,
     "speculative_num_steps": 1024,
+}
+_BETWEEN: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "swa_full_tokens_ratio": (lambda ratio: 0 < ratio <= 1, "a number above 0 and up to 1"),
+    "mamba_full_memory_ratio": (lambda ratio: 0 < ratio < 1e6, "a number above 0"),
+    "hicache_ratio": (lambda ratio: 0 < ratio < 1e6, "a number above 0"),
+    "hicache_size": (lambda size: 0 <= size < 1e9, "GB (1e9 bytes) per rank, 0 or more"),
 }
 
 
@@ -248,17 +250,10 @@ def check_numbers(config: LaunchConfig) -> None:
             raise UsageError(f"{_option(name)}: expected at least 1, got {value}")
         if value is not None and value > most:
             raise UsageError(f"{_option(name)}: expected at most {most}, got {value}")
-    swa, mamba = config.swa_full_tokens_ratio, config.mamba_full_memory_ratio
-    if swa is not None and not 0 < swa <= 1:
-        raise UsageError(f"--swa-full-tokens-ratio: expected a number above 0 and up to 1, got {swa}")
-    if mamba is not None and not 0 < mamba < 1e6:
-        raise UsageError(f"--mamba-full-memory-ratio: expected a number above 0, got {mamba}")
-    ratio = config.hicache_ratio
-    if ratio is not None and not 0 < ratio < 1e6:
-        raise UsageError(f"--hicache-ratio: expected a number above 0, got {ratio}")
-    size = config.hicache_size
-    if size is not None and not 0 <= size < 1e9:
-        raise UsageError(f"--hicache-size: expected GB (1e9 bytes) per rank, 0 or more, got {size}")
+    for name, (is_meant, expected) in _BETWEEN.items():
+        value = getattr(config, name)
+        if value is not None and not is_meant(value):
+            raise UsageError(f"{_option(name)}: expected {expected}, got {value}")
     if config.processes > _MOST_RANKS:
         raise UsageError(f"--tp-size × --pp-size × --dp-size: expected at most {_MOST_RANKS}, got {config.processes}")
     ranks, nodes = config.ranks_per_engine, config.nnodes or 1
