@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class HicacheLabError(Exception):
     """Something could not be done; the message names the flag, file or line, and what would help."""
@@ -32,3 +34,11 @@ class HostError(HicacheLabError):
 
 class ServerError(HicacheLabError):
     """A server could not be reached, is not SGLang, is not ready, or refused the request."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of a message about an unknown name: the nearest known one, or ``otherwise``."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else otherwise

@@ -5,7 +5,6 @@ A notebook leaves its figures with ``record``; ``execute`` runs a notebook headl
 it freely.
 """
 
-from hicache_lab.runs.answers import record_answer
 from hicache_lab.runs.execution import Limits, execute, terminated_as_interrupted
 from hicache_lab.runs.parameters import (
     Parameter,
@@ -14,7 +13,7 @@ from hicache_lab.runs.parameters import (
     inspect_parameters,
     parse_parameter,
 )
-from hicache_lab.runs.recording import SOURCES, record, run_folder
+from hicache_lab.runs.recording import SOURCES, record, record_answer, run_folder
 from hicache_lab.runs.results import Failure, Figure, RunResult, load_result
 
 __all__ = [

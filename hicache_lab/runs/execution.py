@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
@@ -89,15 +89,25 @@ def execute(
     given = dict(parameters or {})
     values = check_parameters(notebook, given)
     work = _work_folder(folder)
+    executed = work / f"{notebook.stem}.ipynb"
     try:
-        try:
-            result = _run(notebook, work, given, values, limits or Limits(), progress)
-            if html:
-                _write_html(work, notebook)
-            result = _close(work, result)
-            _swap(work, folder)
-        except OSError as error:
-            raise HostError(f"run folder {folder}: {error.strerror or error}; free space or choose another") from error
+        result = _run(notebook, executed, given, values, limits or Limits(), progress)
+        if html and executed.exists():
+            page = notebook_html(read_notebook(executed), title=notebook.stem)
+            executed.with_suffix(".html").write_text(page, encoding="utf-8")
+        figures = {name: Figure(**entry) for name, entry in read_records(work).items()}
+        (work / RECORD_FILE).unlink(missing_ok=True)
+        files = sorted(str(path.relative_to(work)) for path in work.rglob("*") if path.is_file())
+        result = replace(result, figures=figures, files=(*files, RESULT_FILE))
+        result.write(work)
+        # at no moment is there a half-written run
+        earlier = work.with_suffix(".replaced")
+        if folder.exists():
+            folder.rename(earlier)
+        work.rename(folder)
+        shutil.rmtree(earlier, ignore_errors=True)
+    except OSError as error:
+        raise HostError(f"run folder {folder}: {error.strerror or error}; free space or choose another") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return result
@@ -112,7 +122,9 @@ def _work_folder(folder: Path) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for stale in folder.parent.glob(f".{folder.name}.*.partial"):
-            if not _is_alive(stale):
+            # its number alone may be another process's by now
+            pid, _, started = stale.name.split(".")[-2].partition("-")
+            if not pid.isdigit() or str(start_ticks(int(pid))) != started:
                 _clear(stale, folder)
         work = folder.parent.resolve() / f".{folder.name}.{os.getpid()}-{start_ticks(os.getpid())}.partial"
         work.mkdir()
@@ -121,12 +133,6 @@ def _work_folder(folder: Path) -> Path:
     except OSError as error:
         raise HostError(f"run folder {folder}: cannot be made ({error.strerror})") from error
     return work
-
-
-def _is_alive(work: Path) -> bool:
-    """Whether the process that works in this folder still runs: the number alone may be another process's by now."""
-    pid, _, started = work.name.split(".")[-2].partition("-")
-    return pid.isdigit() and str(start_ticks(int(pid))) == started
 
 
 def _clear(stale: Path, folder: Path) -> None:
@@ -177,7 +183,7 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 def _run(
     notebook: Path,
-    work: Path,
+    executed: Path,
     given: dict[str, object],
     values: dict[str, Any],
     limits: Limits,
@@ -197,14 +203,14 @@ def _run(
 
     status, error = "complete", None
     with (
-        _kernel_environment(work),
+        _kernel_environment(executed.parent),
         terminated_as_interrupted(),
         tempfile.TemporaryDirectory(prefix="hicache-lab-") as sockets,
     ):
         try:
             papermill.execute_notebook(
                 str(notebook),
-                str(work / f"{notebook.stem}.ipynb"),
+                str(executed),
                 parameters=given,
                 progress_bar={"desc": notebook.stem, "file": sys.stderr} if progress else False,
                 start_timeout=_KERNEL_START_SECONDS,
@@ -221,22 +227,20 @@ def _run(
                 ),
             )
         except papermill.PapermillExecutionError as failed:
-            status, error = "failed", _cell_failure(failed)
+            traceback = _clean("\n".join(failed.traceback))
+            message = _clean(str(failed.evalue))
+            status, error = "failed", Failure(failed.ename, message, failed.exec_count, failed.source, traceback)
         except CellTimeoutError as late:
             status = "timed_out"
             whole_run = time.monotonic() >= deadline
             limit = f"the run's limit of {limits.run_seconds:g} s" if whole_run else f"{limits.cell_seconds:g} s a cell"
             error = Failure("CellTimeoutError", f"stopped at {limit}", traceback=_clean(str(late)))
         except DeadKernelError as dead:
-            status, error = (
-                "failed",
-                Failure("DeadKernelError", f"the notebook's kernel died: {_clean(str(dead))}"),
-            )
+            status = "failed"
+            error = Failure("DeadKernelError", f"the notebook's kernel died: {_clean(str(dead))}")
         except KeyboardInterrupt:
-            status, error = (
-                "interrupted",
-                Failure("KeyboardInterrupt", "interrupted; the cells that ran are kept"),
-            )
+            status = "interrupted"
+            error = Failure("KeyboardInterrupt", "interrupted; the cells that ran are kept")
     return RunResult(
         notebook=notebook.stem,
         notebook_sha256=hashlib.sha256(notebook.read_bytes()).hexdigest(),
@@ -251,41 +255,5 @@ def _run(
     )
 
 
-def _cell_failure(failed: Any) -> Failure:
-    return Failure(
-        kind=failed.ename,
-        message=_clean(str(failed.evalue)),
-        cell=failed.exec_count,
-        cell_source=failed.source,
-        traceback=_clean("\n".join(failed.traceback)),
-    )
-
-
 def _clean(text: str) -> str:
     return _ANSI.sub("", text)
-
-
-def _write_html(work: Path, notebook: Path) -> None:
-    executed = work / f"{notebook.stem}.ipynb"
-    if executed.exists():
-        page = notebook_html(read_notebook(executed), title=notebook.stem)
-        (work / f"{notebook.stem}.html").write_text(page, encoding="utf-8")
-
-
-def _close(work: Path, result: RunResult) -> RunResult:
-    """Move what the notebook recorded into ``result.json`` and list the folder's files."""
-    figures = {name: Figure(**entry) for name, entry in read_records(work).items()}
-    (work / RECORD_FILE).unlink(missing_ok=True)
-    files = sorted(str(path.relative_to(work)) for path in work.rglob("*") if path.is_file())
-    closed = RunResult(**{**vars(result), "figures": figures, "files": (*files, RESULT_FILE)})
-    closed.write(work)
-    return closed
-
-
-def _swap(work: Path, folder: Path) -> None:
-    """Put the finished folder in place of an earlier one; at no moment is there a half-written run."""
-    earlier = work.with_suffix(".replaced")
-    if folder.exists():
-        folder.rename(earlier)
-    work.rename(folder)
-    shutil.rmtree(earlier, ignore_errors=True)

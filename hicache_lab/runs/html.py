@@ -42,15 +42,13 @@ def notebook_html(notebook: Any, title: str) -> str:
             figures += _render_output(output)
     # a named template inside a DictLoader would lose nbconvert's own folders; a raw template keeps them
     exporter = HTMLExporter(raw_template=_TEMPLATE)  # type: ignore[no-untyped-call]
-    script = _plotly_script() if figures else ""
+    script = ""
+    if figures:
+        from plotly.offline import get_plotlyjs
+
+        script = f'<script type="text/javascript">{get_plotlyjs()}</script>'
     body, _ = exporter.from_notebook_node(page, resources={"plotly_script": script})
     return str(body)
-
-
-def _plotly_script() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return f'<script type="text/javascript">{get_plotlyjs()}</script>'
 
 
 def _render_output(output: Any) -> int:

@@ -15,11 +15,10 @@ import re
 import tokenize
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.base.errors import InputError, UsageError, did_you_mean
 from hicache_lab.base.resources import notebooks_dir
 from hicache_lab.serving.client.problems import checked_key, checked_url
 
@@ -53,7 +52,7 @@ class Parameter:
     @property
     def optional(self) -> bool:
         """True when None is allowed."""
-        return "None" in [word.strip() for word in self.type_name.split("|")]
+        return "None" in self.type_name.replace("|", " ").split()
 
     def accepts(self, value: object) -> bool:
         """True for the declared type; an int may stand for a float, a bool never for a number."""
@@ -132,13 +131,11 @@ def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
     }
     parameters = {}
     for node in tree.body:
-        target: ast.expr | None = None
-        annotation: ast.expr | None = None
-        if isinstance(node, ast.AnnAssign):
-            target, annotation = node.target, node.annotation
-        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target = node.targets[0]
-        if not isinstance(target, ast.Name) or not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        annotation = node.annotation if isinstance(node, ast.AnnAssign) else None
+        target, *others = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+        if not isinstance(target, ast.Name) or others:
             continue
         try:
             default = ast.literal_eval(node.value)
@@ -164,8 +161,13 @@ def check_parameters(notebook: Path, given: Mapping[str, object]) -> dict[str, A
     """
     known = inspect_parameters(notebook)
     for name, value in given.items():
+        if not known:
+            raise UsageError(f"parameter {name}: {notebook.name} has no parameters")
         if name not in known:
-            raise UsageError(_unknown_name(notebook, name, known))
+            hint = did_you_mean(name, known)
+            raise UsageError(
+                f"parameter {name}: {notebook.name} has no such parameter{hint} It has: {', '.join(known)}"
+            )
         if not known[name].accepts(value):
             raise UsageError(
                 f"parameter {name}: expected {known[name].type_name}, got {type(value).__name__} {value!r} "
@@ -182,14 +184,6 @@ _SECRET_PLACES: dict[str, Callable[[str], object]] = {
     "base_url": checked_url,
     "api_key_env": lambda name: checked_key(name, os.environ),
 }
-
-
-def _unknown_name(notebook: Path, name: str, known: Mapping[str, Parameter]) -> str:
-    close = get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    if not known:
-        return f"parameter {name}: {notebook.name} has no parameters"
-    return f"parameter {name}: {notebook.name} has no such parameter{hint} It has: {', '.join(known)}"
 
 
 def parse_parameter(parameter: Parameter, text: str) -> Any:
@@ -210,16 +204,11 @@ def parse_parameter(parameter: Parameter, text: str) -> Any:
             # "2,5" is not 25: a comma only separates thousands
             plain = text.replace(",", "") if _THOUSANDS.fullmatch(text.strip()) else text
             return {"int": int, "float": float}[kind](plain)
-        return _literal(text)
+        try:
+            return json.loads(text)
+        except ValueError:
+            return ast.literal_eval(text)  # written as Python instead of JSON
     except (ValueError, KeyError, SyntaxError) as error:
         raise UsageError(
             f"parameter {parameter.name}: expected {parameter.type_name}, got {text!r} ({parameter.comment})"
         ) from error
-
-
-def _literal(text: str) -> Any:
-    """A list, a mapping or another literal, written as JSON or as Python."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return ast.literal_eval(text)

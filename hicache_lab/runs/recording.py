@@ -11,10 +11,13 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.base.files import atomic_write
+
+if TYPE_CHECKING:
+    from hicache_lab.preflight import Answer
 
 RUN_FOLDER_VARIABLE = "HICACHE_LAB_RUN_FOLDER"
 RECORD_FILE = "record.json"
@@ -58,16 +61,26 @@ def record(name: str, value: object, *, unit: str = "", source: str) -> None:
         write_json(folder / RECORD_FILE, read_records(folder) | {name: entry})
 
 
+def record_answer(answer: Answer, prefix: str = "") -> None:
+    """Record a verdict and its main numbers, each with its unit, names led by ``prefix``."""
+    from hicache_lab.preflight.record import answer_record
+
+    units = {"verdict": "", "sglang_version": "", "ranks_on_host": "ranks", "per_rank_tokens": "tokens"}
+    units |= {"per_rank_gb": "GB", "host_gb": "GB", "message": ""}
+    numbers = answer_record(answer)
+    for name, unit in units.items():
+        record(prefix + name, numbers[name], unit=unit, source=answer.provenance)
+
+
 def read_records(folder: Path) -> dict[str, dict[str, Any]]:
     """What a notebook has recorded so far in ``folder``; nothing recorded is an empty mapping."""
     path = folder / RECORD_FILE
     if not path.exists():
         return {}
     try:
-        records = json.loads(path.read_text(encoding="utf-8"))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
         raise InputError(f"{path}: not the JSON that record() writes ({error})") from error
-    return dict(records)
 
 
 def write_json(path: Path, content: object) -> None:

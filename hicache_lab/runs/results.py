@@ -110,20 +110,15 @@ def load_result(folder: Path) -> RunResult:
     path = folder / RESULT_FILE
     fields = read_record(path, SCHEMA, SCHEMA_VERSION, what="run")
     try:
-        return _from_json(fields)
+        fields |= {"given": tuple(fields["given"]), "files": tuple(fields["files"])}
+        fields["figures"] = {name: Figure(**figure) for name, figure in fields["figures"].items()}
+        fields["error"] = Failure(**fields["error"]) if fields["error"] else None
+        result = RunResult(**fields)
+        if result.status not in STATUSES:
+            raise TypeError(f"status {result.status!r} is none of {', '.join(STATUSES)}")
+        for name, figure in result.figures.items():
+            if figure.source not in SOURCES:
+                raise TypeError(f"figure {name!r} has source {figure.source!r}, none of {', '.join(SOURCES)}")
     except (KeyError, TypeError) as error:
         raise InputError(f"{path}: a field is missing or of another form ({error})") from error
-
-
-def _from_json(fields: dict[str, Any]) -> RunResult:
-    fields["given"] = tuple(fields["given"])
-    fields["files"] = tuple(fields["files"])
-    fields["figures"] = {name: Figure(**figure) for name, figure in fields["figures"].items()}
-    fields["error"] = Failure(**fields["error"]) if fields["error"] else None
-    result = RunResult(**fields)
-    if result.status not in STATUSES:
-        raise TypeError(f"status {result.status!r} is none of {', '.join(STATUSES)}")
-    for name, figure in result.figures.items():
-        if figure.source not in SOURCES:
-            raise TypeError(f"figure {name!r} has source {figure.source!r}, none of {', '.join(SOURCES)}")
     return result

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.base.units import gb
-from hicache_lab.runs import load_result
-from hicache_lab.runs.comparison import Observation, Value, named, observe_run, read_results
+from hicache_lab.runs import Figure, load_result
+from hicache_lab.runs.comparison import Observation, named, observe_run, read_results
 from hicache_lab.runs.comparison.observations import places
 from hicache_lab.runs.results import RESULT_FILE
 from hicache_lab.sweeps.ledger import Point, SweepRecord, complete_result, is_sweep, load_sweep
@@ -100,7 +100,7 @@ def observe_sweep(folder: Path, sweep: SweepRecord) -> tuple[list[Observation], 
         one = observe_run(result, origin, label=point.label, settings=point.settings)
         values = dict(one.values)
         if point.decision.host_bytes is not None and "host_gb" not in values:
-            values["host_gb"] = Value(gb(point.decision.host_bytes), "GB", "computed")
+            values["host_gb"] = Figure(gb(point.decision.host_bytes), "GB", "computed")
         words = dict(one.words) | ({"verdict": point.decision.verdict} if point.decision.verdict else {})
         observations.append(replace(one, values=values, words=words, path=str(folder)))
     return observations, list(dict.fromkeys(left_out))

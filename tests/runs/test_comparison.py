@@ -19,7 +19,6 @@ from hicache_lab.base.units import GB
 from hicache_lab.cli import main
 from hicache_lab.runs.comparison import (
     Observation,
-    Value,
     chance_of_separation,
     compare,
     difference_interval,
@@ -29,7 +28,6 @@ from hicache_lab.runs.comparison import (
     read_results,
     recommend,
 )
-from hicache_lab.runs.comparison.statistics import median
 from hicache_lab.runs.comparison.text import as_json, number, text
 from hicache_lab.runs.results import Figure, RunResult
 from hicache_lab.views.figures import Tradeoff, comparison_figure, hits_figure, tradeoff_figure
@@ -42,7 +40,7 @@ def runs(label: str, name: str, values: Sequence[float], source: str = "measured
     unit = metric(name).unit
     return [
         Observation(
-            label, {}, {name: Value(v, unit, source), **{n: Value(x, "GB", "computed") for n, x in more.items()}}, "x"
+            label, {}, {name: Figure(v, unit, source), **{n: Figure(x, "GB", "computed") for n, x in more.items()}}, "x"
         )
         for v in values
     ]
@@ -51,9 +49,11 @@ def runs(label: str, name: str, values: Sequence[float], source: str = "measured
 finite = st.floats(-1e6, 1e6, allow_nan=False)
 
 
+@settings(deadline=None)
 @given(st.lists(finite, min_size=1, max_size=30))
 def test_the_median_is_numpys(values: list[float]) -> None:
-    assert median(values) == pytest.approx(float(np.median(values)))
+    (setting,) = compare(runs("a", "ttft_p50_ms", values)).settings
+    assert setting.cells["ttft_p50_ms"].median == pytest.approx(float(np.median(values)))
 
 
 @settings(max_examples=25, deadline=None)
@@ -61,7 +61,7 @@ def test_the_median_is_numpys(values: list[float]) -> None:
 def test_an_interval_lies_within_the_runs_and_holds_their_median(values: list[float]) -> None:
     interval = median_interval(values)
     assert interval is not None
-    assert min(values) <= interval.low <= median(values) <= interval.high <= max(values)
+    assert min(values) <= interval.low <= np.median(values) <= interval.high <= max(values)
 
 
 @settings(max_examples=15, deadline=None)
@@ -139,7 +139,7 @@ def test_unknown_names_are_refused_with_those_there_are() -> None:
 
 def test_units_are_not_mixed() -> None:
     mixed = [
-        Observation(label, {}, {"wait": Value(1, unit, "measured")}, "x") for label, unit in (("a", "ms"), ("b", "s"))
+        Observation(label, {}, {"wait": Figure(1, unit, "measured")}, "x") for label, unit in (("a", "ms"), ("b", "s"))
     ]
     with pytest.raises(UsageError, match="different units"):
         compare(mixed)
@@ -221,11 +221,11 @@ def test_a_seed_below_0_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_predictions_meet_what_was_observed() -> None:
     values = {
-        "predicted_host_tokens": Value(8193, "tokens", "computed"),
-        "observed_host_tokens": Value(8193, "tokens", "measured"),
-        "predicted_hit_share": Value(0.5, "share", "simulated"),
-        "hit_share": Value(0.48, "share", "measured"),
-        "predicted_alone": Value(1, "", "computed"),
+        "predicted_host_tokens": Figure(8193, "tokens", "computed"),
+        "observed_host_tokens": Figure(8193, "tokens", "measured"),
+        "predicted_hit_share": Figure(0.5, "share", "simulated"),
+        "hit_share": Figure(0.48, "share", "measured"),
+        "predicted_alone": Figure(1, "", "computed"),
     }
     pairs = compare([Observation("a", {}, values, "x")]).pairs
     assert [(pair.name, round(pair.difference, 6)) for pair in pairs] == [("host_tokens", 0), ("hit_share", -0.02)]
@@ -234,17 +234,17 @@ def test_predictions_meet_what_was_observed() -> None:
 def test_bench_serving_lines_are_read() -> None:
     found = read_results(BENCH / "bench_serving.jsonl")
     assert [one.origin.rpartition(":")[2] for one in found] == ["1", "2", "3"]
-    assert found[0].values["output_tokens_per_s"] == Value(605.27, "tokens/s", "measured")
-    assert found[0].values["ttft_p50_ms"].number == 181.4
-    assert found[0].values["e2e_p99_ms"].number == 4521.8
+    assert found[0].values["output_tokens_per_s"] == Figure(605.27, "tokens/s", "measured")
+    assert found[0].values["ttft_p50_ms"].value == 181.4
+    assert found[0].values["e2e_p99_ms"].value == 4521.8
     assert found[0].settings["max_concurrency"] == 16
     assert [one.label for one in named(found)] == ["max_concurrency=16", "max_concurrency=16", "max_concurrency=32"]
 
 
 def test_aiperf_is_read() -> None:
     [one] = read_results(BENCH / "profile_export_aiperf.json")
-    assert one.values["requests_per_s"].number == pytest.approx(13.1608, abs=1e-4)
-    assert one.values["ttft_p50_ms"].number == pytest.approx(787.544, abs=1e-3)
+    assert one.values["requests_per_s"].value == pytest.approx(13.1608, abs=1e-4)
+    assert one.values["ttft_p50_ms"].value == pytest.approx(787.544, abs=1e-3)
     assert one.values["e2e_p99_ms"].unit == "ms"
     assert one.settings["concurrency"] == 100
 

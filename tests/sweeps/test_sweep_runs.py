@@ -399,7 +399,7 @@ def test_repeats_are_compared_as_one_setting(tmp_path: Path, quick: Quick) -> No
     run_sweep(plan, tmp_path / "out", QUIET)
     found = collect([str(tmp_path / "out")])
     assert [one.label for one in found.observations] == ["size_gb=48"] * 3 + ["size_gb=300"] * 3
-    assert [one.values["output_tokens_per_s"].number for one in found.observations] == [600, 601, 602] * 2
+    assert [one.values["output_tokens_per_s"].value for one in found.observations] == [600, 601, 602] * 2
 
 
 # ---- servers

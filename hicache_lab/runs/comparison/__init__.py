@@ -8,7 +8,7 @@ from hicache_lab.runs.comparison.compare import Cell, Comparison, Pair, Setting,
 from hicache_lab.runs.comparison.decision import Recommendation, recommend
 from hicache_lab.runs.comparison.foreign import read_results
 from hicache_lab.runs.comparison.metrics import KNOWN, Metric, metric
-from hicache_lab.runs.comparison.observations import Observation, Value, named, observe_run
+from hicache_lab.runs.comparison.observations import Observation, named, observe_run
 from hicache_lab.runs.comparison.statistics import Interval, chance_of_separation, difference_interval, median_interval
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "Pair",
     "Recommendation",
     "Setting",
-    "Value",
     "chance_of_separation",
     "compare",
     "difference_interval",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from hicache_lab.base.display import Displayed
-from hicache_lab.base.errors import UsageError
+from hicache_lab.base.errors import UsageError, did_you_mean
 from hicache_lab.runs.comparison.metrics import COSTS, OBJECTIVES, Direction, metric
 from hicache_lab.runs.comparison.observations import Observation
 from hicache_lab.runs.comparison.statistics import (
@@ -15,9 +16,7 @@ from hicache_lab.runs.comparison.statistics import (
     Interval,
     chance_of_separation,
     check_confidence,
-    check_seed,
     difference_interval,
-    median,
     median_interval,
 )
 
@@ -147,15 +146,11 @@ class Comparison(Displayed):
                 bare = name.removeprefix("predicted_")
                 observed = next((n for n in (f"observed_{bare}", f"measured_{bare}", bare) if n in there), None)
                 if bare != name and observed is not None:
-                    pairs.append(_pair(setting, bare, name, observed))
+                    left = [run.values[name] for run in setting.runs if name in run.values]
+                    right = [run.values[observed] for run in setting.runs if observed in run.values]
+                    middles = (median(one.value for one in left), median(one.value for one in right))
+                    pairs.append(Pair(setting.label, bare, right[0].unit, *middles, left[0].source, right[0].source))
         return tuple(pairs)
-
-
-def _pair(setting: Setting, bare: str, predicted: str, observed: str) -> Pair:
-    left = [run.values[predicted] for run in setting.runs if predicted in run.values]
-    right = [run.values[observed] for run in setting.runs if observed in run.values]
-    middles = (median([value.number for value in left]), median([value.number for value in right]))
-    return Pair(setting.label, bare, right[0].unit, *middles, left[0].source, right[0].source)
 
 
 def compare(
@@ -186,7 +181,8 @@ def compare(
             message lists those there are).
     """
     check_confidence(confidence)
-    check_seed(seed)
+    if seed < 0:
+        raise UsageError(f"--seed: expected 0 or more, got {seed}")
     if not observations:
         why = "; ".join(f"{label}: {reason}" for label, reason in left_out)
         raise UsageError(f"nothing to compare: no complete run ({why or 'none given'})")
@@ -210,13 +206,9 @@ def compare(
 
 
 def _known(what: str, name: str | None, known: Sequence[str] | Mapping[str, object]) -> str | None:
-    from difflib import get_close_matches
-
     if name is None or name in known:
         return name
-    close = get_close_matches(name, list(known), n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise UsageError(f"{what} {name!r}: not there{hint}; there are {', '.join(known) or 'none'}")
+    raise UsageError(f"{what} {name!r}: not there{did_you_mean(name, known)}; there are {', '.join(known) or 'none'}")
 
 
 def _cells(
@@ -232,13 +224,13 @@ def _cells(
         values = [run.values[name] for run in runs if name in run.values]
         if not values:
             continue
-        units = {value.unit for value in values}
         before = [run.values[name] for run in baseline if name in run.values]
-        if len(units | {value.unit for value in before}) > 1:
-            shown = ", ".join(sorted(units | {value.unit for value in before}))
+        units = sorted({value.unit for value in [*values, *before]})
+        if len(units) > 1:
+            shown = ", ".join(units)
             raise UsageError(f"{name}: recorded in different units ({shown}); these runs cannot be compared in it")
-        numbers = [value.number for value in values]
-        base = [value.number for value in before]
+        numbers = [value.value for value in values]
+        base = [value.value for value in before]
         middle = median(numbers)
         delta = middle - median(base) if base and not is_baseline else None
         interval = difference_interval(base, numbers, confidence=confidence, seed=seed) if delta is not None else None

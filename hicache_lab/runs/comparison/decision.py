@@ -48,21 +48,22 @@ def recommend(comparison: Comparison, *, seed: int = 0) -> Recommendation | None
         return setting.cells[name].median if direction == "higher" else -setting.cells[name].median
 
     best = max(rivals, key=merit)
-    equals = [one for one in rivals if one is best or _alike(one.cells[name], best.cells[name], comparison, seed)]
+    top = best.cells[name]
+
+    def alike(one: Cell) -> bool:
+        if one.source in EXACT and top.source in EXACT:
+            return one.median == top.median
+        interval = difference_interval(top.values, one.values, confidence=comparison.confidence, seed=seed)
+        # single runs: nothing shows that they differ, and nothing that they do not; the better one is kept
+        return interval is not None and not interval.excludes_zero
+
+    equals = [one for one in rivals if one is best or alike(one.cells[name])]
     chosen = best
     if cost is not None and all(cost in one.cells for one in equals):
         chosen = min(equals, key=lambda one: (one.cells[cost].median, -merit(one)))
     return Recommendation(
         chosen.label, name, best.label, tuple(one.label for one in equals), _reason(chosen, best, equals, comparison)
     )
-
-
-def _alike(one: Cell, best: Cell, comparison: Comparison, seed: int) -> bool:
-    if one.source in EXACT and best.source in EXACT:
-        return one.median == best.median
-    interval = difference_interval(best.values, one.values, confidence=comparison.confidence, seed=seed)
-    # single runs: nothing shows that they differ, and nothing that they do not; the better one is kept
-    return interval is not None and not interval.excludes_zero
 
 
 def _reason(chosen: Setting, best: Setting, equals: list[Setting], comparison: Comparison) -> str:

@@ -9,14 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hicache_lab.base.errors import InputError
-from hicache_lab.runs.comparison.metrics import (
-    AIPERF,
-    AIPERF_LATENCIES,
-    AIPERF_PARTS,
-    BENCH_SERVING,
-    metric,
-)
-from hicache_lab.runs.comparison.observations import Observation, Value
+from hicache_lab.runs import Figure
+from hicache_lab.runs.comparison.metrics import AIPERF, AIPERF_LATENCIES, AIPERF_PARTS, BENCH_SERVING, metric
+from hicache_lab.runs.comparison.observations import Observation
 
 MAX_BYTES = 1 << 30
 _SETTINGS = (
@@ -39,7 +34,8 @@ def read_results(path: Path) -> tuple[Observation, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     document = _json(text)
-    if isinstance(document, dict) and _is_aiperf(document):
+    throughput = document.get("request_throughput") if isinstance(document, dict) else None
+    if isinstance(throughput, dict) and "avg" in throughput and "unit" in throughput:
         return (_aiperf(document, path),)
     observations = []
     for at, line in enumerate(text.splitlines(), 1):
@@ -71,7 +67,7 @@ def _number(value: object) -> float | None:
 
 def _bench_serving(record: Mapping[str, Any], path: Path, line: int) -> Observation:
     values = {
-        ours: Value(number, metric(ours).unit, "measured")
+        ours: Figure(number, metric(ours).unit, "measured")
         for theirs, ours in BENCH_SERVING.items()
         if (number := _number(record.get(theirs))) is not None
     }
@@ -79,18 +75,14 @@ def _bench_serving(record: Mapping[str, Any], path: Path, line: int) -> Observat
     return Observation("", settings, values, f"{path}:{line}", "bench_serving", path=str(path))
 
 
-def _is_aiperf(record: Mapping[str, Any]) -> bool:
-    first = record.get("request_throughput")
-    return isinstance(first, dict) and "avg" in first and "unit" in first
-
-
 def _aiperf(record: Mapping[str, Any], path: Path) -> Observation:
-    values: dict[str, Value] = {}
+    values: dict[str, Figure] = {}
     for theirs, (ours, unit) in AIPERF.items():
         entry = record.get(theirs)
         if isinstance(entry, dict) and (number := _number(entry.get("avg"))) is not None:
-            _check_unit(path, theirs, entry, unit)
-            values[ours] = Value(number, metric(ours).unit, "measured")
+            if entry.get("unit") not in {unit, unit.replace("sec", "s"), unit.replace("sec", "second")}:
+                raise InputError(f"{path}: {theirs}: expected the unit {unit}, got {entry.get('unit')!r}")
+            values[ours] = Figure(number, metric(ours).unit, "measured")
     for theirs, ours in AIPERF_LATENCIES.items():
         entry = record.get(theirs)
         if not isinstance(entry, dict):
@@ -100,25 +92,13 @@ def _aiperf(record: Mapping[str, Any], path: Path) -> Observation:
             raise InputError(f"{path}: {theirs}: expected a unit of time, got {entry.get('unit')!r}")
         for part, name in AIPERF_PARTS.items():
             if (number := _number(entry.get(part))) is not None:
-                values[f"{ours}_{name}_ms"] = Value(number * factor, "ms", "measured")
+                values[f"{ours}_{name}_ms"] = Figure(number * factor, "ms", "measured")
     cancelled = {"caution": "the benchmark was cancelled before its end"} if record.get("was_cancelled") else {}
-    return Observation(
-        "", _aiperf_settings(record.get("input_config")), values, str(path), "aiperf", cancelled, str(path)
-    )
-
-
-def _check_unit(path: Path, name: str, entry: Mapping[str, Any], unit: str) -> None:
-    if entry.get("unit") not in {unit, unit.replace("sec", "s"), unit.replace("sec", "second")}:
-        raise InputError(f"{path}: {name}: expected the unit {unit}, got {entry.get('unit')!r}")
-
-
-def _aiperf_settings(config: object) -> dict[str, Any]:
-    """The part of aiperf's configuration that makes a setting; the rest is not stable over its versions."""
-    if not isinstance(config, dict):
-        return {}
-    load = config.get("loadgen")
-    endpoint = config.get("endpoint")
+    # the part of its configuration that makes a setting; the rest is not stable over its versions
+    config = record.get("input_config")
+    config = config if isinstance(config, dict) else {}
+    load, endpoint = config.get("loadgen"), config.get("endpoint")
     settings = dict(load) if isinstance(load, dict) else {}
     if isinstance(endpoint, dict) and endpoint.get("model_names"):
         settings["model"] = endpoint["model_names"]
-    return settings
+    return Observation("", settings, values, str(path), "aiperf", cancelled, str(path))

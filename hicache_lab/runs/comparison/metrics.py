@@ -6,7 +6,7 @@ A figure that a notebook records under a name that is not here is compared too, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,26 +27,23 @@ class Metric:
 
 
 _PARTS = ("mean", "p50", "p75", "p90", "p95", "p99", "max")
-
-
-def _latencies() -> Iterable[tuple[str, Metric]]:
-    titles = {
-        "ttft": "time to first token",
-        "itl": "inter-token latency",
-        "tpot": "time per output token",
-        "e2e": "end-to-end latency",
-    }
-    for name, title in titles.items():
-        for part in _PARTS:
-            yield f"{name}_{part}_ms", Metric(f"{title}, {part}", "ms", "lower")
-
+_LATENCIES = {
+    "ttft": "time to first token",
+    "itl": "inter-token latency",
+    "tpot": "time per output token",
+    "e2e": "end-to-end latency",
+}
 
 KNOWN: Mapping[str, Metric] = {
     "output_tokens_per_s": Metric("output throughput", "tokens/s", "higher"),
     "input_tokens_per_s": Metric("input throughput", "tokens/s", "higher"),
     "total_tokens_per_s": Metric("total throughput", "tokens/s", "higher"),
     "requests_per_s": Metric("request throughput", "requests/s", "higher"),
-    **dict(_latencies()),
+    **{
+        f"{name}_{part}_ms": Metric(f"{title}, {part}", "ms", "lower")
+        for name, title in _LATENCIES.items()
+        for part in _PARTS
+    },
     "hit_share": Metric("prompt tokens found in a cache", "share of prompt tokens", "higher"),
     "device_hit_tokens": Metric("prompt tokens found on the device", "tokens", ""),
     "host_hit_tokens": Metric("prompt tokens found on the host", "tokens", ""),
@@ -109,11 +106,5 @@ def metric(name: str, unit: str = "") -> Metric:
     """A known figure, or one that is described by its name: a latency is better low, a rate or a hit share high."""
     if name in KNOWN:
         return KNOWN[name]
-    title, better = name.replace("_", " "), _by_name(name)
-    return Metric(title, unit, better)
-
-
-def _by_name(name: str) -> Direction:
-    if _LATENCY.search(name):
-        return "lower"
-    return "higher" if name.endswith("_per_s") or _HIT_SHARE.search(name) else ""
+    better: Direction = "higher" if name.endswith("_per_s") or _HIT_SHARE.search(name) else ""
+    return Metric(name.replace("_", " "), unit, "lower" if _LATENCY.search(name) else better)

@@ -10,19 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hicache_lab.base.units import gb
-from hicache_lab.runs import RunResult
+from hicache_lab.runs import Figure, RunResult
 
 SAME_SETTING = frozenset({"seed", "repeat", "base_url", "port", "api_key_env", "output", "label"})
 """Parameters that do not make another setting: runs that differ in these only are repeats of one."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """A figure: its number, its unit, and where it comes from (measured, simulated, computed …)."""
-
-    number: float
-    unit: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -41,7 +32,7 @@ class Observation:
 
     label: str
     settings: Mapping[str, Any]
-    values: Mapping[str, Value]
+    values: Mapping[str, Figure]
     origin: str
     kind: str = "run"
     words: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +43,7 @@ def observe_run(
     result: RunResult, origin: str, *, label: str = "", settings: Mapping[str, Any] | None = None
 ) -> Observation:
     """A run folder's figures; latencies in seconds become milliseconds, so that all sources share one name."""
-    values: dict[str, Value] = {}
+    values: dict[str, Figure] = {}
     words: dict[str, str] = {}
     for name, figure in result.figures.items():
         if isinstance(figure.value, bool) or not isinstance(figure.value, int | float | str):
@@ -60,20 +51,15 @@ def observe_run(
         if isinstance(figure.value, str):
             words[name] = figure.value
         elif math.isfinite(figure.value):
-            values |= dict([_in_ms(name, Value(figure.value, figure.unit, figure.source))])
+            head, _, tail = name.rpartition("_")
+            if tail == "s" and name.partition("_")[0] in {"ttft", "itl", "tpot", "e2e"}:
+                name, figure = f"{head}_ms", replace(figure, value=figure.value * 1000, unit="ms")
+            values[name] = figure
     if "host_gb" not in values and "predicted_host_bytes" in values:
         taken = values["predicted_host_bytes"]
-        values["host_gb"] = Value(gb(taken.number), "GB", taken.source)
-    return Observation(
-        label, dict(settings if settings is not None else result.parameters), values, origin, "run", words, origin
-    )
-
-
-def _in_ms(name: str, value: Value) -> tuple[str, Value]:
-    head, _, tail = name.rpartition("_")
-    if tail == "s" and name.partition("_")[0] in {"ttft", "itl", "tpot", "e2e"}:
-        return f"{head}_ms", replace(value, number=value.number * 1000, unit="ms")
-    return name, value
+        values["host_gb"] = Figure(gb(taken.value), "GB", taken.source)
+    chosen = dict(result.parameters if settings is None else settings)
+    return Observation(label, chosen, values, origin, "run", words, origin)
 
 
 def named(observations: Sequence[Observation]) -> tuple[Observation, ...]:

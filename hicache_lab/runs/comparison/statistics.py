@@ -33,13 +33,6 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the two middle ones."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
 def _medians(values: Sequence[float], rng: np.random.Generator) -> Any:
     import numpy as np
 
@@ -64,16 +57,6 @@ def check_confidence(confidence: float) -> None:
     """
     if not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence: expected 0.5 to below 1, got {confidence}")
-
-
-def check_seed(seed: int) -> None:
-    """Refuse what numpy does not take for a seed.
-
-    Raises:
-        UsageError: below 0.
-    """
-    if seed < 0:
-        raise UsageError(f"--seed: expected 0 or more, got {seed}")
 
 
 def median_interval(values: Sequence[float], *, confidence: float = CONFIDENCE, seed: int = 0) -> Interval | None:
