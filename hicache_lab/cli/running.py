@@ -115,7 +115,11 @@ def run(_command: str, args: argparse.Namespace) -> int:
             if not args.json:
                 print(_summary(folder, result), flush=True)
     if len(results) > 1 and not args.json:
-        print(_closing(results))
+        # how each ended, its verdict where it has one, and where to look
+        print(f"\n{'notebook':<26} {'status':<12} {'verdict':<10} open")
+        for folder, result in results:
+            verdict = result.figures["verdict"].value if "verdict" in result.figures else ""
+            print(f"{result.notebook:<26} {result.status:<12} {verdict:<10} {_page(folder, result)}")
     if args.json:
         json.dump([{"folder": str(folder), **asdict(result)} for folder, result in results], sys.stdout, indent=2)
         print()
@@ -124,14 +128,9 @@ def run(_command: str, args: argparse.Namespace) -> int:
     return 0 if all(result.complete for _, result in results) else 1
 
 
-def _closing(results: Sequence[tuple[Path, RunResult]]) -> str:
-    """All runs in one table: how each ended, its verdict where it has one, and where to look."""
-    lines = ["", f"{'notebook':<26} {'status':<12} {'verdict':<10} open"]
-    for folder, result in results:
-        verdict = result.figures.get("verdict")
-        page = folder / next((name for name in result.files if name.endswith(".html")), "")
-        lines.append(f"{result.notebook:<26} {result.status:<12} {verdict.value if verdict else '':<10} {page}")
-    return "\n".join(lines)
+def _page(folder: Path, result: RunResult) -> Path:
+    """The page to open, or the folder if there is none."""
+    return folder / next((name for name in result.files if name.endswith(".html")), "")
 
 
 def _shown(value: str | int | float) -> str:
@@ -155,6 +154,6 @@ def _summary(folder: Path, result: RunResult) -> str:
     if result.error:
         where = f" in code cell {result.error.cell}" if result.error.cell else ""
         lines.append(f"  {result.error.kind}{where}: {result.error.message}")
-    pages = [name for name in result.files if name.endswith(".html")]
-    lines.append(f"  open {folder / pages[0]}" if pages else f"  see {folder}")
+    page = _page(folder, result)
+    lines.append(f"  see {folder}" if page == folder else f"  open {page}")
     return "\n".join(lines)

@@ -11,12 +11,11 @@ from typing import Any
 
 from hicache_lab.base.errors import UsageError
 from hicache_lab.preflight.ask import HOST_FACTS, host_from_facts
-from hicache_lab.runs import Limits, terminated_as_interrupted
+from hicache_lab.runs import terminated_as_interrupted
 from hicache_lab.runs.comparison import Comparison, recommend
 from hicache_lab.runs.comparison.compare import Cell
-from hicache_lab.runs.comparison.text import as_json, text
+from hicache_lab.runs.comparison.text import MOST_SHOWN, as_json, text
 from hicache_lab.sweeps import (
-    Grid,
     Options,
     Plan,
     Point,
@@ -25,6 +24,7 @@ from hicache_lab.sweeps import (
     compare_collection,
     load_grid,
     make_plan,
+    plan_rows,
     run_sweep,
     write_comparison,
 )
@@ -61,10 +61,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     """The flags of both commands."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of words")
-    if command == "sweep":
-        _sweep_arguments(parser)
-    else:
-        _compare_arguments(parser)
+    (_sweep_arguments if command == "sweep" else _compare_arguments)(parser)
 
 
 def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,22 +123,9 @@ def _sweep(args: argparse.Namespace) -> int:
     if args.check:
         return _show_plan(plan, args)
     folder = args.output / (args.label or grid.label)
-    record = _run(plan, folder, args, _limits(grid, args))
-    return _finish(record, folder, args)
-
-
-def _limits(grid: Grid, args: argparse.Namespace) -> Limits:
-    given = {"cell_seconds": args.cell_timeout, "run_seconds": args.timeout}
-    return replace(grid.limits, **{name: value for name, value in given.items() if value is not None})
-
-
-def _run(plan: Plan, folder: Path, args: argparse.Namespace, limits: Limits) -> SweepRecord:
-    options = Options(
-        resume=args.resume,
-        jobs=args.jobs,
-        limits=limits,
-        html=not args.no_html,
-    )
+    seconds = {"cell_seconds": args.cell_timeout, "run_seconds": args.timeout}
+    limits = replace(grid.limits, **{name: value for name, value in seconds.items() if value is not None})
+    options = Options(resume=args.resume, jobs=args.jobs, limits=limits, html=not args.no_html)
 
     def on_point(point: Point) -> None:
         if not args.json:
@@ -151,21 +135,16 @@ def _run(plan: Plan, folder: Path, args: argparse.Namespace, limits: Limits) -> 
             tqdm.write(_point_line(point), file=sys.stdout)
 
     with terminated_as_interrupted():
-        return run_sweep(plan, folder, options, on_point=on_point)
+        record = run_sweep(plan, folder, options, on_point=on_point)
+    return _finish(record, folder, args)
 
 
 def _point_line(point: Point) -> str:
     repeat = f" (run {point.repeat + 1})" if point.repeat else ""
     seconds = f" in {point.seconds:.1f} s" if point.seconds is not None else ""
     again = ", from before" if point.reused else ""
-    line = f"{point.status}{again}  {point.label}{repeat}{seconds}"
-    if point.status == "skipped":
-        return f"{line}: {point.decision.reason}"
-    if point.error:
-        where = f" in code cell {point.error.cell}" if point.error.cell else ""
-        first = point.error.message.splitlines()[0] if point.error.message else ""
-        return f"{line}: {point.error.kind}{where}: {first}"
-    return line
+    why = f": {point.why}" if point.why else ""
+    return f"{point.status}{again}  {point.label}{repeat}{seconds}{why}"
 
 
 def _show_plan(plan: Plan, args: argparse.Namespace) -> int:
@@ -184,12 +163,8 @@ def _show_plan(plan: Plan, args: argparse.Namespace) -> int:
         ]
         print(json.dumps({"label": plan.grid.label, "notebook": plan.notebook.stem, "points": points}, indent=2))
     else:
-        shown = set()
-        for point in plan.points:
-            if point.label not in shown:
-                shown.add(point.label)
-                word = "skip" if point.status == "skipped" else "run "
-                print(f"{word}  {point.label}  {point.decision.reason}".rstrip())
+        for row in plan_rows(plan):
+            print(f"{row['decision']:4}  {row['setting']}  {row['why']}".rstrip())
         print(f"{len(plan.points)} points, {len(plan.skipped)} skipped; nothing was run")
     return 3 if plan.skipped else 0
 
@@ -250,7 +225,7 @@ def _compare(args: argparse.Namespace) -> int:
             found["report"] = [str(report[0]), str(report[1])]
         print(json.dumps(found, indent=2))
     else:
-        print(text(comparison, recommend(comparison), most=len(comparison.metrics) if args.all else 8))
+        print(text(comparison, recommend(comparison), most=len(comparison.metrics) if args.all else MOST_SHOWN))
         for line in worse:
             print(f"worse: {line}")
         if report:

@@ -7,21 +7,18 @@ it freely.
 
 from hicache_lab.runs.execution import Limits, execute, terminated_as_interrupted
 from hicache_lab.runs.parameters import (
-    Parameter,
     check_parameters,
     find_notebook,
     inspect_parameters,
     parse_parameter,
 )
-from hicache_lab.runs.recording import SOURCES, record, record_answer, run_folder
+from hicache_lab.runs.recording import record, record_answer, run_folder
 from hicache_lab.runs.results import Failure, Figure, RunResult, load_result
 
 __all__ = [
-    "SOURCES",
     "Failure",
     "Figure",
     "Limits",
-    "Parameter",
     "RunResult",
     "check_parameters",
     "execute",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import http.client
 import re
 import socket
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hicache_lab.base.errors import ServerError
@@ -24,6 +25,22 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def spawn(
+    command: Sequence[str], log_path: Path, *, environ: Mapping[str, str], folder: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a server as the leader of a process group of its own; everything that it prints goes into a log."""
+    with log_path.open("wb") as log:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def health(port: int, timeout_seconds: float = 10.0) -> int | None:

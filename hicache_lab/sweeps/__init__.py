@@ -7,12 +7,12 @@ result back. Importing this does not load papermill.
 
 from hicache_lab.runs.comparison import recommend
 from hicache_lab.runs.comparison.text import comparison_rows, main_figures
-from hicache_lab.sweeps.collecting import Collection, collect
+from hicache_lab.sweeps.collecting import collect
 from hicache_lab.sweeps.engine import Options, run_sweep
-from hicache_lab.sweeps.grid import Axis, Grid, load_grid
-from hicache_lab.sweeps.ledger import Point, SweepRecord, is_sweep, load_sweep
+from hicache_lab.sweeps.grid import Grid, load_grid
+from hicache_lab.sweeps.ledger import Point, SweepRecord, load_sweep
 from hicache_lab.sweeps.plan import Plan, make_plan
-from hicache_lab.sweeps.report import comparison_document, comparison_figures, recommendation_text, write_comparison
+from hicache_lab.sweeps.report import comparison_figures, recommendation_text, write_comparison
 from hicache_lab.sweeps.rows import (
     compare_collection,
     plan_rows,
@@ -22,12 +22,8 @@ from hicache_lab.sweeps.rows import (
     safe_bytes,
     safe_gb,
 )
-from hicache_lab.sweeps.safety import Decision
 
 __all__ = [
-    "Axis",
-    "Collection",
-    "Decision",
     "Grid",
     "Options",
     "Plan",
@@ -35,10 +31,8 @@ __all__ = [
     "SweepRecord",
     "collect",
     "compare_collection",
-    "comparison_document",
     "comparison_figures",
     "comparison_rows",
-    "is_sweep",
     "load_grid",
     "load_sweep",
     "main_figures",

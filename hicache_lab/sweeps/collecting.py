@@ -12,7 +12,7 @@ from hicache_lab.runs import Figure, load_result
 from hicache_lab.runs.comparison import Observation, named, observe_run, read_results
 from hicache_lab.runs.comparison.observations import places
 from hicache_lab.runs.results import RESULT_FILE
-from hicache_lab.sweeps.ledger import Point, SweepRecord, complete_result, is_sweep, load_sweep
+from hicache_lab.sweeps.ledger import SweepRecord, complete_result, is_sweep, load_sweep
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,7 @@ def observe_sweep(folder: Path, sweep: SweepRecord) -> tuple[list[Observation], 
     for point in sweep.points:
         result = complete_result(folder / point.folder) if point.status == "complete" else None
         if result is None:
-            left_out.append(
-                (point.label, _why(point.status, point.decision.reason if point.status == "skipped" else _error(point)))
-            )
+            left_out.append((point.label, _why(point.status, point.why)))
             continue
         origin = str(Path(folder.name) / point.folder)
         one = observe_run(result, origin, label=point.label, settings=point.settings)
@@ -108,11 +106,3 @@ def observe_sweep(folder: Path, sweep: SweepRecord) -> tuple[list[Observation], 
 
 def _why(status: str, reason: str) -> str:
     return f"{status}: {reason}" if reason else status
-
-
-def _error(point: Point) -> str:
-    return (
-        f"{point.error.kind}: {point.error.message.splitlines()[0] if point.error.message else ''}"
-        if point.error
-        else ""
-    )

@@ -19,11 +19,11 @@ from typing import Any
 
 import hicache_lab
 from hicache_lab.base.errors import HicacheLabError, HostError, UsageError
-from hicache_lab.runs import Limits, RunResult
+from hicache_lab.runs import Limits, RunResult, execute
 from hicache_lab.sweeps.ledger import GRID_COPY, Point, SweepRecord, check_free, complete_result, locked
 from hicache_lab.sweeps.plan import BASE_URL, Plan
 from hicache_lab.sweeps.servers import ServerHost
-from hicache_lab.sweeps.workers import Worker, WorkerDied, run_point
+from hicache_lab.sweeps.workers import Worker, WorkerDied
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,6 @@ class _Sweep:
 
     def __init__(self, plan: Plan, folder: Path, options: Options, on_point: OnPoint) -> None:
         self._plan, self._folder, self._options, self._on_point = plan, folder, options, on_point
-        self._limits = options.limits or plan.grid.limits
-        compare = plan.grid.compare
         self.record = SweepRecord(
             label=plan.grid.label,
             notebook=plan.notebook.stem,
@@ -100,9 +98,7 @@ class _Sweep:
             python=platform.python_version(),
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             points=plan.points,
-            baseline=compare.baseline,
-            metrics=compare.metrics,
-            objective=compare.objective,
+            **vars(plan.grid.compare),
             grid=str(plan.grid.path),
         )
         self._bar: Any = None
@@ -158,7 +154,7 @@ class _Sweep:
 
     def _run_here(self, point: Point, host: ServerHost | None) -> RunResult:
         base_url = host.ready(point.label, point.start) if host else None
-        return run_point(*self._arguments(point, base_url))
+        return self._run(point, base_url)()
 
     def side_by_side(self) -> None:
         """Several at a time, each in a process of its own."""
@@ -167,7 +163,7 @@ class _Sweep:
             while self._todo or running:
                 while self._todo and len(running) < self._options.jobs:
                     number = self._todo.popleft()
-                    running[Worker(*self._arguments(self.record.points[number]))] = number
+                    running[Worker(self._run(self.record.points[number]))] = number
                 self._collect(running)
         except BaseException:
             for worker in running:
@@ -188,7 +184,7 @@ class _Sweep:
     def _outcome(self, point: Point, run: Callable[[], RunResult]) -> Point:
         """The point with how its run ended; what would end any other run too is raised."""
         try:
-            return self._checked(point, run())
+            result = run()
         except KeyboardInterrupt:
             return replace(point, status="interrupted")
         except WorkerDied:
@@ -200,17 +196,18 @@ class _Sweep:
             raise
         except HicacheLabError as error:
             return point.failed(type(error).__name__, str(error), traceback.format_exc())
-
-    def _checked(self, point: Point, result: RunResult) -> Point:
-        """A run is the point's only if it was made from what the point was planned with."""
         if result.notebook_sha256 != self.record.notebook_sha256:
             return point.failed("NotebookChanged", "the notebook was changed while the sweep ran; --resume plans anew")
         return point.ended(result)
 
-    def _arguments(self, point: Point, base_url: str | None = None) -> tuple[Path, Path, dict[str, Any], Limits, bool]:
-        """What ``run_point`` is given."""
+    def _run(self, point: Point, base_url: str | None = None) -> Callable[[], RunResult]:
+        """The run of a point, to be made here or in another process; a notebook that fails is a result."""
         parameters = dict(point.parameters) | ({BASE_URL: base_url} if base_url else {})
-        return self._plan.notebook, self._folder / point.folder, parameters, self._limits, self._options.html
+        folder, options = self._folder / point.folder, self._options
+        limits = options.limits or self._plan.grid.limits
+        return partial(
+            execute, self._plan.notebook, folder, parameters, limits=limits, html=options.html, progress=False
+        )
 
     def _end(self, number: int, ended: Point) -> None:
         points = list(self.record.points)

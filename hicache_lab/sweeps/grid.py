@@ -129,7 +129,9 @@ def load_grid(path: str | Path) -> Grid:
     parameters = mapping(path, "parameters", raw.get("parameters"))
     _check_names(path, parameters, axes)
     limits, most = _limits(path, mapping(path, "limits", raw.get("limits")))
-    repeats = _repeats(path, raw.get("repeats", 1))
+    repeats = raw.get("repeats", 1)
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+        refuse(path, "repeats", "a whole number, 1 or more", repeats)
     points = repeats * prod(len(axis.rows) for axis in axes)
     if points > most:
         raise UsageError(f"{path}: {points:,} points, more than {most:,}; say `limits: {{points: {points}}}` if meant")
@@ -151,12 +153,6 @@ def load_grid(path: str | Path) -> Grid:
 def _text(path: Path, key: str, value: object) -> str | None:
     if value is not None and not isinstance(value, str):
         refuse(path, key, "a text", value)
-    return value
-
-
-def _repeats(path: Path, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        refuse(path, "repeats", "a whole number, 1 or more", value)
     return value
 
 
@@ -193,7 +189,7 @@ def _axes(path: Path, raw: object) -> Iterable[Axis]:
 
 
 def _axis(path: Path, entry: dict[str, Any]) -> Axis:
-    columns = {name: _values(path, f"axes: {name}", values) for name, values in entry.items()}
+    columns = {name: _values(path, name, values) for name, values in entry.items()}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         counted = ", ".join(f"{name} has {length}" for name, length in lengths.items())
@@ -210,25 +206,25 @@ def _axis(path: Path, entry: dict[str, Any]) -> Axis:
     return axis
 
 
-def _values(path: Path, key: str, raw: object) -> list[tuple[str, Any]]:
+def _values(path: Path, name: str, raw: object) -> list[tuple[str, Any]]:
     """(label, value) pairs of one name."""
-    name = key.removeprefix("axes: ")
+    key = f"axes: {name}"
     if not _IDENTIFIER.fullmatch(name):
         refuse(path, "axes", "the name of a parameter or of a {placeholder}", name)
     if isinstance(raw, dict):
         return [("", value) for value in _range(path, key, raw)]
     if not isinstance(raw, list) or not raw:
         refuse(path, key, "a list of values, or {from: 1, to: 4, step: 0.5}", raw)
-    return [_labelled(path, key, item) for item in raw]
-
-
-def _labelled(path: Path, key: str, item: object) -> tuple[str, Any]:
-    if not isinstance(item, dict) or "label" not in item:
-        return "", item
-    check_keys(path, f"{key}: ", item, ("label", "value"))
-    if not isinstance(item["label"], str) or not item["label"].strip() or "value" not in item:
-        refuse(path, key, "{label: a text, value: …}", item)
-    return item["label"], item["value"]
+    pairs: list[tuple[str, Any]] = []
+    for item in raw:
+        if not isinstance(item, dict) or "label" not in item:
+            pairs.append(("", item))
+            continue
+        check_keys(path, f"{key}: ", item, ("label", "value"))
+        if not isinstance(item["label"], str) or not item["label"].strip() or "value" not in item:
+            refuse(path, key, "{label: a text, value: …}", item)
+        pairs.append((item["label"], item["value"]))
+    return pairs
 
 
 def _range(path: Path, key: str, raw: dict[str, Any]) -> list[int | float]:
@@ -236,9 +232,8 @@ def _range(path: Path, key: str, raw: dict[str, Any]) -> list[int | float]:
     from decimal import Decimal
 
     check_keys(path, f"{key}: ", raw, ("from", "to", "step"))
-    for part in ("from", "to"):
-        if part not in raw:
-            refuse(path, key, "{from: 1, to: 4, step: 0.5}", raw)
+    if not {"from", "to"} <= raw.keys():
+        refuse(path, key, "{from: 1, to: 4, step: 0.5}", raw)
     numbers = {part: raw.get(part, 1) for part in ("from", "to", "step")}
     for part, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e15 or value != value:
@@ -261,9 +256,3 @@ def _check_names(path: Path, parameters: Mapping[str, Any], axes: Iterable[Axis]
             if name in places:
                 raise UsageError(f"{path}: {name}: in axes and in {places[name]}; a name has one place")
             places[name] = "another axis"
-
-
-def notebook_beside(grid: Grid) -> str:
-    """The notebook's name, resolved beside the grid file where it lies there."""
-    neighbour = grid.path.parent / grid.notebook
-    return str(neighbour) if neighbour.is_file() else grid.notebook

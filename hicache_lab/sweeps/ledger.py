@@ -17,7 +17,7 @@ from typing import Any
 from hicache_lab.base.errors import HostError, InputError, UsageError
 from hicache_lab.runs import Failure, RunResult, load_result
 from hicache_lab.runs.recording import write_json
-from hicache_lab.runs.results import RESULT_FILE, read_record
+from hicache_lab.runs.results import read_record
 from hicache_lab.sweeps.safety import Decision
 from hicache_lab.sweeps.server_side import ServerStart
 
@@ -64,6 +64,17 @@ class Point:
     reused: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict, compare=False)
     start: ServerStart | None = field(default=None, compare=False)
+
+    @property
+    def why(self) -> str:
+        """Why it did not run or did not complete, in one line; empty for the others."""
+        if self.status == "skipped":
+            return self.decision.reason
+        if self.error is None:
+            return ""
+        where = f" in code cell {self.error.cell}" if self.error.cell else ""
+        first, _, _ = self.error.message.partition("\n")
+        return f"{self.error.kind}{where}: {first}"
 
     def ended(self, result: RunResult) -> Point:
         """This point with how its run ended."""
@@ -169,8 +180,6 @@ def _point(raw: dict[str, Any]) -> Point:
 
 def complete_result(folder: Path) -> RunResult | None:
     """The result in a point's folder if that run is complete, else None."""
-    if not (folder / RESULT_FILE).is_file():
-        return None
     try:
         result = load_result(folder)
     except InputError:

@@ -8,15 +8,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import hicache_lab
-from hicache_lab.base.errors import UsageError
+from hicache_lab.base.errors import UsageError, did_you_mean
 from hicache_lab.host import HostMemory
-from hicache_lab.runs import Parameter, check_parameters, find_notebook, inspect_parameters
-from hicache_lab.sweeps.grid import Grid, notebook_beside
+from hicache_lab.runs import check_parameters, find_notebook, inspect_parameters
+from hicache_lab.sweeps.grid import Grid
 from hicache_lab.sweeps.ledger import POINTS, Point
 from hicache_lab.sweeps.safety import Decision, judge
 from hicache_lab.sweeps.server_side import ExistingServer, ServerStart
@@ -59,13 +58,19 @@ def make_plan(grid: Grid, *, host: HostMemory | None = None, allow_unsafe: bool 
             or two points that are the same.
         InputError: no such notebook.
     """
-    notebook = find_notebook(notebook_beside(grid))
+    neighbour = grid.path.parent / grid.notebook
+    notebook = find_notebook(str(neighbour) if neighbour.is_file() else grid.notebook)
     sha256 = hashlib.sha256(notebook.read_bytes()).hexdigest()
     known = _check_names(grid, notebook)
     decisions: dict[tuple[str, ...], Decision] = {}
     points = []
     for label, settings in grid.combinations():
-        start = _server_start(grid, settings)
+        start = None
+        if grid.server is not None and not isinstance(grid.server, ExistingServer):
+            try:
+                start = grid.server.start({**grid.parameters, **settings})
+            except UsageError as error:
+                raise UsageError(f"{grid.path}: server: {error}") from None
         if start is not None and start.words not in decisions:
             decisions[start.words] = judge(start, host)
         for repeat in range(grid.repeats):
@@ -76,26 +81,34 @@ def make_plan(grid: Grid, *, host: HostMemory | None = None, allow_unsafe: bool 
                 point = replace(point, decision=decision, status="skipped" if skipped else "pending")
             points.append(point)
     _check_distinct(grid, points)
-    _check_baseline(grid, (point.label for point in points))
-    return Plan(grid, notebook, sha256, tuple(_ordered(grid, points)))
+    # a misspelt baseline is found out before the runs, not after them
+    labels = list(dict.fromkeys(point.label for point in points))
+    baseline = grid.compare.baseline
+    if baseline is not None and baseline not in labels:
+        hint = did_you_mean(baseline, labels, f"; there are {', '.join(labels[:10])}")
+        raise UsageError(f"{grid.path}: compare: baseline: no setting of this grid is called {baseline!r}{hint}")
+    if getattr(grid.server, "between_runs", None) == "restart":
+        points.sort(key=lambda point: point.repeat)
+    else:
+        first = {server: index for index, server in reversed(list(enumerate(point.server for point in points)))}
+        points.sort(key=lambda point: first[point.server])
+    return Plan(grid, notebook, sha256, tuple(points))
 
 
 def _check_names(grid: Grid, notebook: Path) -> frozenset[str]:
     """Every name has a use; returns the notebook's parameters."""
     known = inspect_parameters(notebook)
     placeholders = grid.server.placeholders if grid.server else frozenset()
-    usable = [*known, *placeholders]
     for name in (*grid.parameters, *grid.names):
         if name not in known and name not in placeholders:
-            close = get_close_matches(name, usable, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(name, [*known, *placeholders], ".")
             raise UsageError(
                 f"{grid.path}: {name}: neither a parameter of {notebook.name} nor a {{placeholder}} of the server"
-                f"{hint or '.'} Parameters: {', '.join(known) or 'none'}"
+                f"{hint} Parameters: {', '.join(known) or 'none'}"
             )
     for name in sorted(placeholders - set(grid.parameters) - set(grid.names)):
-        close = get_close_matches(name, [*grid.parameters, *grid.names], n=1)
-        hint = f"; did you mean {{{close[0]}}}?" if close else "; give it under axes or parameters"
+        named = [f"{{{one}}}" for one in (*grid.parameters, *grid.names)]
+        hint = did_you_mean(f"{{{name}}}", named, "; give it under axes or parameters")
         raise UsageError(f"{grid.path}: server: {{{name}}} has no value{hint}")
     if grid.server is not None:
         if BASE_URL in (*grid.parameters, *grid.names):
@@ -104,11 +117,6 @@ def _check_names(grid: Grid, notebook: Path) -> frozenset[str]:
             raise UsageError(
                 f"{grid.path}: server: {notebook.name} has no parameter {BASE_URL}, so it would not use it"
             )
-    _check_repeat_parameter(grid, notebook, known)
-    return frozenset(known)
-
-
-def _check_repeat_parameter(grid: Grid, notebook: Path, known: Mapping[str, Parameter]) -> None:
     repeated = grid.repeat_parameter
     if repeated is not None and (repeated not in known or known[repeated].base_type != "int"):
         raise UsageError(f"{grid.path}: repeat_parameter: {notebook.name} has no int parameter {repeated!r}")
@@ -117,26 +125,7 @@ def _check_repeat_parameter(grid: Grid, notebook: Path, known: Mapping[str, Para
             f"{grid.path}: repeat_parameter: {repeated} is an axis, so the repeats of one setting would be runs of the "
             "next; name a parameter that does not vary, such as a seed"
         )
-
-
-def _check_baseline(grid: Grid, labels: Iterable[str]) -> None:
-    """A misspelt baseline is found out before the runs, not after them."""
-    known = list(dict.fromkeys(labels))
-    baseline = grid.compare.baseline
-    if baseline is not None and baseline not in known:
-        close = get_close_matches(baseline, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[:10])}"
-        raise UsageError(f"{grid.path}: compare: baseline: no setting of this grid is called {baseline!r}; {hint}")
-
-
-def _server_start(grid: Grid, settings: Mapping[str, Any]) -> ServerStart | None:
-    """The server that these settings start, if the grid starts any."""
-    if grid.server is None or isinstance(grid.server, ExistingServer):
-        return None
-    try:
-        return grid.server.start({**grid.parameters, **settings})
-    except UsageError as error:
-        raise UsageError(f"{grid.path}: server: {error}") from None
+    return frozenset(known)
 
 
 def _point(
@@ -159,27 +148,19 @@ def _point(
     except UsageError as error:
         raise UsageError(f"{grid.path}: {label}: {error}") from None
     server = start.words if start else ()
-    digest = _digest(sha256, values, server, repeat)
-    folder = f"{POINTS}/{_folder_name(label, repeat, digest)}"
-    return Point(label, settings, repeat, server, digest, folder, parameters=given, start=start)
-
-
-def _folder_name(label: str, repeat: int, digest: str) -> str:
-    """A run folder's name: readable, and different for every content."""
-    slug = _SLUG.sub("-", label).strip("-.")[:60].rstrip("-.") or "point"
-    return f"{slug}{f'-r{repeat + 1}' if repeat else ''}-{digest[:10]}"
-
-
-def _digest(notebook_sha256: str, values: Mapping[str, Any], server: tuple[str, ...], repeat: int) -> str:
     content = {
-        "notebook": notebook_sha256,
+        "notebook": sha256,
         "parameters": {name: value for name, value in values.items() if name != BASE_URL},
         "files": dict(_files(values)),
         "server": server,
         "repeat": repeat,
         "hicache_lab": hicache_lab.__version__,
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+    # a run folder's name is readable, and different for every content
+    slug = _SLUG.sub("-", label).strip("-.")[:60].rstrip("-.") or "point"
+    folder = f"{POINTS}/{slug}{f'-r{repeat + 1}' if repeat else ''}-{digest[:10]}"
+    return Point(label, settings, repeat, server, digest, folder, parameters=given, start=start)
 
 
 def _files(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -204,10 +185,3 @@ def _check_distinct(grid: Grid, points: list[Point]) -> None:
     for (label, _), count in Counter((point.label, point.repeat) for point in points).items():
         if count > 1:
             raise UsageError(f"{grid.path}: {label!r} names {count} different settings; give their values other labels")
-
-
-def _ordered(grid: Grid, points: list[Point]) -> list[Point]:
-    if getattr(grid.server, "between_runs", None) == "restart":
-        return sorted(points, key=lambda point: point.repeat)
-    first = {server: index for index, server in reversed(list(enumerate(point.server for point in points)))}
-    return sorted(points, key=lambda point: first[point.server])

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
-from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.base.errors import InputError, UsageError, did_you_mean
 
 MAX_BYTES = 1 << 20
 
@@ -126,6 +125,5 @@ def check_keys(path: Path, where: str, raw: Mapping[str, Any], known: Iterable[s
     known = tuple(known)
     for key in raw:
         if key not in known:
-            close = get_close_matches(key, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+            hint = did_you_mean(key, known, f"; known are {', '.join(known)}")
             raise UsageError(f"{path}: {where}{key}: not known here{hint}")

@@ -66,48 +66,17 @@ def tradeoffs(comparison: Comparison, sweep: SweepRecord | None = None) -> list[
     return tradeoffs
 
 
-def comparison_document(
+def _document(
     collection: Collection,
     comparison: Comparison,
-    *,
-    heading: str = "",
-    written: WrittenFigures | None = None,
-    figures: Mapping[str, Figure] | None = None,
+    heading: str,
+    written: WrittenFigures | None,
+    figures: Mapping[str, Figure],
 ) -> Document:
-    """The report as blocks.
-
-    Args:
-        collection: what was read.
-        comparison: of it.
-        heading: the document's title.
-        written: files of the figures, for Markdown.
-        figures: the figures, for HTML; None makes them.
-    """
+    """The report as blocks; ``written`` are the files of the figures, for Markdown."""
     sweep = collection.sweep
     document = Document(heading or (f"Sweep {sweep.label}" if sweep else "Comparison of runs"))
     advice = recommend(comparison)
-    _decision(document, advice)
-    _what(document, comparison, sweep)
-    if comparison.left_out:
-        document.heading("Not in the comparison")
-        document.table(("setting", "why"), comparison.left_out)
-    drawn = comparison_figures(comparison, sweep) if figures is None else figures
-    document.heading("Figures")
-    for name, figure in drawn.items():
-        document.figure(figure, _CAPTIONS[name], file=written.files.get(name, "") if written else "")
-    if written is not None and written.note:
-        document.paragraph(f"{written.note[0].upper()}{written.note[1:]}.")
-    document.heading("Tables")
-    for name in shown_first(comparison):
-        document.heading(title(comparison, name), 3)
-        document.table(HEADER, rows(comparison, name))
-    _pairs(document, comparison)
-    _reading(document, comparison)
-    _again(document, comparison, collection)
-    return document
-
-
-def _decision(document: Document, advice: Recommendation | None) -> None:
     document.heading("What to take")
     if advice is None:
         document.paragraph("No figure that decides was recorded; name one with --objective.")
@@ -115,6 +84,28 @@ def _decision(document: Document, advice: Recommendation | None) -> None:
         document.paragraph(f"Take {advice.reason}.")
         document.paragraph(f"It was chosen by {advice.objective}, among settings that may run on this host.")
     document.room("What was decided, by whom, and what would change it")
+    _what(document, comparison, sweep)
+    if comparison.left_out:
+        document.heading("Not in the comparison")
+        document.table(("setting", "why"), comparison.left_out)
+    document.heading("Figures")
+    for name, figure in figures.items():
+        document.figure(figure, _CAPTIONS[name], file=written.files.get(name, "") if written else "")
+    if written is not None and written.note:
+        document.paragraph(f"{written.note[0].upper()}{written.note[1:]}.")
+    document.heading("Tables")
+    for name in shown_first(comparison):
+        document.heading(title(comparison, name), 3)
+        document.table(HEADER, rows(comparison, name))
+    if comparison.pairs:
+        document.heading("Predicted against observed")
+        header = ("setting", "figure", "predicted", "observed", "difference", "unit", "sources")
+        numbers = zip(comparison.pairs, prediction_cells(comparison), strict=True)
+        sources = "{0.predicted_source} / {0.observed_source}".format
+        document.table(header, [(*cells, pair.unit, sources(pair)) for pair, cells in numbers])
+    _reading(document, comparison)
+    _again(document, comparison, collection)
+    return document
 
 
 def _what(document: Document, comparison: Comparison, sweep: SweepRecord | None) -> None:
@@ -131,18 +122,6 @@ def _what(document: Document, comparison: Comparison, sweep: SweepRecord | None)
     document.bullets(facts)
     origins = tuple((setting.label, ", ".join(run.origin for run in setting.runs)) for setting in comparison.settings)
     document.table(("setting", "runs"), origins)
-
-
-def _pairs(document: Document, comparison: Comparison) -> None:
-    if not comparison.pairs:
-        return
-    header = ("setting", "figure", "predicted", "observed", "difference", "unit", "sources")
-    table = tuple(
-        (*words, p.unit, f"{p.predicted_source} / {p.observed_source}")
-        for p, words in zip(comparison.pairs, prediction_cells(comparison), strict=True)
-    )
-    document.heading("Predicted against observed")
-    document.table(header, table)
 
 
 def _reading(document: Document, comparison: Comparison) -> None:
@@ -208,6 +187,6 @@ def write_comparison(
             raise HostError(f"{folder}: cannot be made ({error.strerror})") from error
         drawn = write_figures(figures, folder)
         written = WrittenFigures({name: f"{folder.name}/{file}" for name, file in drawn.files.items()}, drawn.note)
-    document = comparison_document(collection, comparison, heading=heading, written=written, figures=figures)
+    document = _document(collection, comparison, heading, written, figures)
     markdown, page = write_report(document, base.parent, base.name)
     return markdown, page, written

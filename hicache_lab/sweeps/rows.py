@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import Any
 
+from hicache_lab.base.errors import did_you_mean
 from hicache_lab.base.units import gb
 from hicache_lab.runs.comparison import Comparison, compare
 from hicache_lab.runs.comparison.statistics import CONFIDENCE
@@ -71,7 +71,7 @@ def point_rows(sweep: SweepRecord | None) -> Rows:
             "run": point.repeat + 1,
             "status": point.status,
             "seconds": point.seconds,
-            "why": point.decision.reason if point.status == "skipped" else point.error.message if point.error else "",
+            "why": point.why,
         }
         for point in (sweep.points if sweep else ())
     ]
@@ -102,8 +102,7 @@ def compare_collection(
         given = [name for name in wanted if name]
         for name in given:
             if name not in known:
-                close = get_close_matches(name, list(known), n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
+                hint = did_you_mean(name, known)
                 notes.append(f"the grid's {what} {name} is in no complete run and was left aside{hint}")
         return [name for name in given if name in known]
 

@@ -11,8 +11,6 @@ from hicache_lab.preflight import ask, assess, headline
 from hicache_lab.preflight.ask import DEVICE_FACTS
 from hicache_lab.sweeps.server_side import ServerStart
 
-SAFE = frozenset({"FITS", "TIGHT"})
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -33,7 +31,7 @@ class Decision:
     @property
     def safe(self) -> bool:
         """Whether the point may run."""
-        return not self.verdict or self.verdict in SAFE
+        return self.verdict in {"", "FITS", "TIGHT"}
 
 
 def judge(start: ServerStart, host: HostMemory | None = None) -> Decision:

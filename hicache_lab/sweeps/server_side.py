@@ -72,7 +72,6 @@ class ExistingServer:
     api_key_env: str = ""
 
     placeholders: frozenset[str] = frozenset()
-    starts: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,6 @@ class LaunchLine:
     facts: Mapping[str, Any] = field(default_factory=dict)
     ready_seconds: float = 1800
     between_runs: Between = "flush"
-
-    starts: bool = True
 
     @property
     def placeholders(self) -> frozenset[str]:
@@ -137,8 +134,6 @@ class CpuServer:
     ready_seconds: float = 420
     between_runs: Between = "flush"
 
-    starts: bool = True
-
     @property
     def placeholders(self) -> frozenset[str]:
         """Names in the flags."""
@@ -173,12 +168,8 @@ def read_server_side(path: Path, raw: object) -> ServerSide:
     kinds = [kind for kind in ("base_url", "launch", "cpu") if kind in given]
     if len(kinds) != 1:
         refuse(path, "server", "one of base_url, launch and cpu", ", ".join(kinds) or None)
-    if kinds == ["base_url"]:
-        return _existing(path, given)
-    return _launch_line(path, given) if kinds == ["launch"] else _cpu(path, given)
-
-
-def _existing(path: Path, given: dict[str, Any]) -> ExistingServer:
+    if kinds != ["base_url"]:
+        return _launch_line(path, given) if kinds == ["launch"] else _cpu(path, given)
     check_keys(path, "server: ", given, ("base_url", "between_runs", "api_key_env"))
     between = _between(path, given, "keep", ("keep", "flush"))
     return ExistingServer(checked_url(_word(path, given, "base_url")), between, _word(path, given, "api_key_env", ""))
@@ -195,12 +186,13 @@ def _launch_line(path: Path, given: dict[str, Any]) -> LaunchLine:
                 "`hicache-lab sweep --check --host-ram …` judges a grid for another host"
             )
     check_keys(path, "server: facts: ", facts, FACTS)
+    line = _word(path, given, "launch")
     try:
-        shlex.split(_word(path, given, "launch"))
+        shlex.split(line)
     except ValueError as error:
         raise UsageError(f"{path}: server: launch: quotes do not match ({error})") from None
     return LaunchLine(
-        _word(path, given, "launch"),
+        line,
         _word(path, given, "sglang_version"),
         _word(path, given, "model", "") or None,
         facts,
@@ -247,7 +239,7 @@ def _between(path: Path, given: Mapping[str, Any], default: Between, known: tupl
     value = given.get("between_runs", default)
     if value not in known:
         refuse(path, "server: between_runs", " or ".join(known), value)
-    return next(one for one in known if one == value)
+    return value  # type: ignore[no-any-return]
 
 
 def fill_in(template: str, values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from hicache_lab.runs.recording import write_json
 from hicache_lab.serving import cpu_server
 from hicache_lab.serving.client import SglangClient
 from hicache_lab.serving.load.thread_loop import run_in_thread
-from hicache_lab.serving.local import HOST, free_port, health, wait_until_ready
+from hicache_lab.serving.local import HOST, free_port, health, spawn, wait_until_ready
 from hicache_lab.sweeps.server_side import ExistingServer, ServerSide, ServerStart
 
 SERVERS = "servers"
@@ -76,7 +76,10 @@ class ServerHost:
             self._stop()
             self._say(f"starting the server of {label}")
             if start.cpu is not None:
-                self._start_cpu(start.cpu, self._side.ready_seconds)
+                environment = cpu_server.install(start.cpu.release)
+                launch = replace(start.cpu, name=self._name)
+                seconds = self._side.ready_seconds
+                self._port = cpu_server.start(launch, environment=environment, timeout_seconds=seconds).port
             else:
                 self._start_line(start, self._side.ready_seconds)
             self._running = start
@@ -93,38 +96,22 @@ class ServerHost:
             return False
         if health(self._port) != HTTPStatus.OK:
             return False
-        return between == "keep" or self._flushed()
-
-    def _flushed(self) -> bool:
-        """Whether the cache could be emptied; a server that refuses is started anew instead."""
-        try:
-            run_in_thread(_flush(self._url))
-        except ServerError as error:
-            self._say(f"the cache was not emptied ({error}); starting the server anew")
-            return False
+        if between == "flush":
+            try:
+                run_in_thread(_flush(self._url))
+            except ServerError as error:
+                self._say(f"the cache was not emptied ({error}); starting the server anew")
+                return False
         return True
-
-    def _start_cpu(self, launch: cpu_server.Launch, ready_seconds: float) -> None:
-        environment = cpu_server.install(launch.release)
-        launch = replace(launch, name=self._name)
-        self._port = cpu_server.start(launch, environment=environment, timeout_seconds=ready_seconds).port
 
     def _start_line(self, start: ServerStart, ready_seconds: float) -> None:
         self._port = start.port(free_port())
         environment, command = start.command(self._port)
         log_path = self._new_log()
-        with log_path.open("wb") as log:
-            try:
-                process = subprocess.Popen(
-                    command,
-                    env={**os.environ, **environment},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise ServerError(f"{command[0]}: cannot be started ({error.strerror})") from error
+        try:
+            process = spawn(command, log_path, environ={**os.environ, **environment})
+        except OSError as error:
+            raise ServerError(f"{command[0]}: cannot be started ({error.strerror})") from error
         self._process = process
         write_json(self._folder / _STATE, asdict(ProcessId.of(process.pid)))
         try:

@@ -7,14 +7,11 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
-from hicache_lab.runs import Limits, RunResult, execute
+from hicache_lab.runs import RunResult
 
 # a forked child would share this process's threads' locks
 _SPAWN = multiprocessing.get_context("spawn")
@@ -24,21 +21,12 @@ class WorkerDied(Exception):
     """The process of a run ended without a result."""
 
 
-def run_point(notebook: Path, folder: Path, parameters: Mapping[str, Any], limits: Limits, html: bool) -> RunResult:
-    """Run one point in this process; a notebook that fails is a result.
-
-    Raises:
-        HicacheLabError: it could not even be tried, e.g. the disk is full.
-    """
-    return execute(notebook, folder, parameters, limits=limits, html=html, progress=False)
-
-
 class Worker:
     """A run that is under way in another process; it is interrupted when this process ends."""
 
-    def __init__(self, notebook: Path, folder: Path, parameters: Mapping[str, Any], limits: Limits, html: bool) -> None:
+    def __init__(self, run: Callable[[], RunResult]) -> None:
         self._outcome, theirs = _SPAWN.Pipe(duplex=False)
-        self._process = _SPAWN.Process(target=_work, args=(theirs, notebook, folder, parameters, limits, html))
+        self._process = _SPAWN.Process(target=_work, args=(theirs, run))
         self._process.start()
         theirs.close()
 
@@ -72,22 +60,16 @@ class Worker:
         return [one for one in workers if one._outcome in ready or one._process.sentinel in ready]
 
 
-def _work(
-    outcome: Connection, notebook: Path, folder: Path, parameters: Mapping[str, Any], limits: Limits, html: bool
-) -> None:
+def _work(outcome: Connection, run: Callable[[], RunResult]) -> None:
     # Ctrl-C in a terminal reaches every process of the group; the parent decides, and says so by TERM, which closes a
     # run. A handler, unlike SIG_IGN, is not inherited by the notebook's kernel
-    signal.signal(signal.SIGINT, _ignore)
+    signal.signal(signal.SIGINT, lambda _number, _frame: None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        outcome.send(run_point(notebook, folder, parameters, limits, html))
+        outcome.send(run())
     except Exception as error:  # noqa: BLE001 - the parent says what it means for the sweep
         error.add_note(traceback.format_exc())
         outcome.send(error)
-
-
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    pass
 
 
 def _end_with_parent() -> None:

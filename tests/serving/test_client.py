@@ -23,7 +23,7 @@ from hicache_lab.serving.client import (
     parse_metrics,
     read_stream,
 )
-from hicache_lab.serving.client.info import read_model_info, read_server_info
+from hicache_lab.serving.client.info import read_architectures, read_server_info
 from hicache_lab.serving.client.problems import checked_url
 from hicache_lab.serving.client.stream import error_text
 from hicache_lab.serving.client.untrusted import read_json
@@ -37,7 +37,7 @@ def info(name: str):
 
 
 def metrics(name: str):
-    return parse_metrics(recorded(name, "metrics.txt").decode(), 0.0)
+    return parse_metrics(recorded(name, "metrics.txt").decode())
 
 
 # ---- shapes
@@ -82,8 +82,7 @@ def test_a_flag_that_the_rank_adjusted_wins() -> None:
 @pytest.mark.parametrize("release", RELEASES)
 def test_model_info_of_a_real_server(release: str) -> None:
     name = f"{release}-llama-tp1"
-    model = read_model_info(json.loads(recorded(name, "model_info.json")))
-    assert model.architectures == ("LlamaForCausalLM",)
+    assert read_architectures(json.loads(recorded(name, "model_info.json"))) == ("LlamaForCausalLM",)
 
 
 @pytest.mark.parametrize("data", [[], {"version": "0.9"}, "no", None])
@@ -91,7 +90,7 @@ def test_other_servers_are_not_sglang(data: object) -> None:
     with pytest.raises(ServerError, match="not SGLang's"):
         read_server_info(data)
     with pytest.raises(ServerError, match="not SGLang's"):
-        read_model_info(data)
+        read_architectures(data)
 
 
 def test_restart_with_other_flags_is_seen_and_volatile_fields_are_not() -> None:
@@ -156,31 +155,31 @@ def test_cached_total_series_is_not_added_to_its_parts() -> None:
         f'sglang:cached_tokens_total{{cache_source="{source}"}} {value}\n'
         for source, value in [("device", 10), ("host", 5), ("storage_mooncake", 2), ("total", 17)]
     )
-    assert parse_metrics(text, 0.0).cached == CachedTokens(17, 10, 5, 2)
-    assert parse_metrics("sglang:cached_tokens_total 17\n", 0.0).cached == CachedTokens(17)
+    assert parse_metrics(text).cached == CachedTokens(17, 10, 5, 2)
+    assert parse_metrics("sglang:cached_tokens_total 17\n").cached == CachedTokens(17)
 
 
 def test_priority_series_are_not_added_to_their_sum() -> None:
     text = "".join(
         f'sglang:num_queue_reqs{{tp_rank="0",priority="{p}"}} {v}\n' for p, v in [("", 3), ("0", 2), ("1", 1)]
     )
-    assert parse_metrics(text, 0.0).gauge("num_queue_reqs") == 3
+    assert parse_metrics(text).gauge("num_queue_reqs") == 3
 
 
 def test_old_and_relayed_names_are_read_as_todays() -> None:
     text = "sglang_num_prefill_infight_queue_reqs 4\nsglang:queue_time_s_sum 2.5\n"
-    snapshot = parse_metrics(text, 0.0)
+    snapshot = parse_metrics(text)
     assert snapshot.gauge("num_prefill_inflight_queue_reqs") == 4
     assert snapshot.gauge("queue_time_seconds_sum") == 2.5
 
 
 def test_a_release_that_exports_old_and_new_name_is_not_added_up() -> None:
     text = "sglang:total_retracted_reqs 4\nsglang:num_retracted_reqs 4\n"
-    assert parse_metrics(text, 0.0).gauge("num_retracted_reqs") == 4
+    assert parse_metrics(text).gauge("num_retracted_reqs") == 4
 
 
 def test_what_is_not_exported_is_none_and_not_zero() -> None:
-    snapshot = parse_metrics("sglang:token_usage 0.5\n", 0.0)
+    snapshot = parse_metrics("sglang:token_usage 0.5\n")
     assert snapshot.host_total_tokens is None
     assert snapshot.cached is None
     assert snapshot.logical("evicted_tokens_total", 2) is None
@@ -189,7 +188,7 @@ def test_what_is_not_exported_is_none_and_not_zero() -> None:
 @pytest.mark.parametrize("text", ["<html>busy</html>", "vllm:num_requests_running 1\n", ""])
 def test_other_expositions_are_refused(text: str) -> None:
     with pytest.raises(ServerError, match="/metrics"):
-        parse_metrics(text, 0.0)
+        parse_metrics(text)
 
 
 # ---- answers and streams
@@ -297,7 +296,7 @@ def test_numbers_that_are_none_are_not_told_and_break_nothing(value: str) -> Non
     assert info.context_length in {None, -5}
     if value not in {'"7"', "[1]", "{}", "true", "-5"}:
         text = f"# TYPE sglang:a gauge\nsglang:a 1.0\nsglang:hicache_host_total_tokens {value}\n"
-        assert parse_metrics(text.replace("Infinity", "Inf"), 0.0).host_total_tokens is None
+        assert parse_metrics(text.replace("Infinity", "Inf")).host_total_tokens is None
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000])
@@ -310,9 +309,9 @@ def test_a_terminals_control_characters_do_not_pass() -> None:
     nasty = "red\x1b[31m \x1b]0;title\x07 \x9b31m\u202eend"
     info = read_server_info({"model_path": nasty, "version": nasty})
     said = [info.model_path, info.release, error_text({"error": nasty})]
-    said += [read_model_info({"model_path": nasty, "architectures": [nasty]}).architectures[0]]
+    said += [read_architectures({"model_path": nasty, "architectures": [nasty]})[0]]
     with pytest.raises(ServerError) as caught:
-        parse_metrics(f"sglang:a {nasty}\n", 0.0)
+        parse_metrics(f"sglang:a {nasty}\n")
     assert all(text.isprintable() for text in [*said, str(caught.value)])
     assert info.model_path == "red?[31m ?]0;title? ?31m?end"
 

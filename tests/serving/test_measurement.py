@@ -13,7 +13,7 @@ from fake_sglang import Answer, fake_sglang, recorded, recorded_routes
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.base.resources import data_dir
 from hicache_lab.serving import measurement
-from hicache_lab.serving.client.description import Description
+from hicache_lab.serving.client import Description
 from hicache_lab.serving.load import ServerSample
 from hicache_lab.serving.measurement.run import DESCRIPTION_FILE
 from hicache_lab.views import figures

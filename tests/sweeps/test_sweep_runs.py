@@ -80,7 +80,7 @@ class Quick:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Quick:
     found = Quick()
-    monkeypatch.setattr("hicache_lab.sweeps.workers.execute", found)
+    monkeypatch.setattr("hicache_lab.sweeps.engine.execute", found)
     return found
 
 

@@ -4,23 +4,18 @@ A run is the unit: repeats of a setting give a median and a bootstrap interval, 
 the interval does not tell from zero is called "inside the noise".
 """
 
-from hicache_lab.runs.comparison.compare import Cell, Comparison, Pair, Setting, compare
+from hicache_lab.runs.comparison.compare import Cell, Comparison, compare
 from hicache_lab.runs.comparison.decision import Recommendation, recommend
 from hicache_lab.runs.comparison.foreign import read_results
-from hicache_lab.runs.comparison.metrics import KNOWN, Metric, metric
+from hicache_lab.runs.comparison.metrics import metric
 from hicache_lab.runs.comparison.observations import Observation, named, observe_run
-from hicache_lab.runs.comparison.statistics import Interval, chance_of_separation, difference_interval, median_interval
+from hicache_lab.runs.comparison.statistics import chance_of_separation, difference_interval, median_interval
 
 __all__ = [
-    "KNOWN",
     "Cell",
     "Comparison",
-    "Interval",
-    "Metric",
     "Observation",
-    "Pair",
     "Recommendation",
-    "Setting",
     "chance_of_separation",
     "compare",
     "difference_interval",

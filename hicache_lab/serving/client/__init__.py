@@ -6,17 +6,15 @@ builds requests and reads token streams with their arrival times. Everything a s
 
 from __future__ import annotations
 
-from hicache_lab.serving.client.http import Probe, SglangClient
-from hicache_lab.serving.client.info import HicacheSettings, ModelInfo, ServerInfo
-from hicache_lab.serving.client.metrics import CachedTokens, MetricsSnapshot, parse_metrics
+from hicache_lab.serving.client.http import SglangClient
+from hicache_lab.serving.client.info import Description, Probe, ServerInfo
+from hicache_lab.serving.client.metrics import CachedTokens, parse_metrics
 from hicache_lab.serving.client.stream import GenerateRequest, RawStream, Reply, read_stream
 
 __all__ = [
     "CachedTokens",
+    "Description",
     "GenerateRequest",
-    "HicacheSettings",
-    "MetricsSnapshot",
-    "ModelInfo",
     "Probe",
     "RawStream",
     "Reply",

@@ -14,13 +14,13 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from hicache_lab.base.errors import ServerError, UsageError
-from hicache_lab.serving.client.info import ModelInfo, ServerInfo, read_model_info, read_server_info
+from hicache_lab.serving.client.info import Probe, ServerInfo, read_architectures, read_server_info
 from hicache_lab.serving.client.metrics import MetricsSnapshot, parse_metrics
 from hicache_lab.serving.client.problems import Failure, Response, checked_key, checked_url, refused, unreachable
 from hicache_lab.serving.client.stream import GenerateRequest, RawStream, Reply, read_stream
@@ -35,22 +35,6 @@ STALL_SECONDS = 300.0
 _TELLING_BYTES = 8
 _RETRY_AFTER_SECONDS = (0.2, 0.8)
 _RETRIED = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Everything a server tells about itself at one moment; ``metrics`` is None with the reason beside it."""
-
-    unix_s: float
-    server: ServerInfo
-    model: ModelInfo
-    metrics: MetricsSnapshot | None
-    metrics_missing: str | None
-
-    @property
-    def host_total_tokens(self) -> int | None:
-        """Host pool of one rank in tokens, as the server counts it (releases from 0.5.10, with metrics)."""
-        return self.metrics.host_total_tokens if self.metrics else None
 
 
 def _note_the_sending() -> aiohttp.TraceConfig:
@@ -155,13 +139,13 @@ class SglangClient:
         """
         return read_server_info(await self._json("/server_info", "/get_server_info"))
 
-    async def model_info(self) -> ModelInfo:
-        """Ask /model_info, or /get_model_info of older releases.
+    async def architectures(self) -> tuple[str, ...]:
+        """Ask /model_info for the model's architectures, or /get_model_info of older releases.
 
         Raises:
             ServerError: as ``server_info``.
         """
-        return read_model_info(await self._json("/model_info", "/get_model_info"))
+        return read_architectures(await self._json("/model_info", "/get_model_info"))
 
     async def metrics(self) -> MetricsSnapshot:
         """Scrape /metrics.
@@ -169,14 +153,14 @@ class SglangClient:
         Raises:
             ServerError: metrics are off (404), or not SGLang's.
         """
-        unix_s, text = await self.scrape()
+        text = await self.scrape()
         try:
-            return parse_metrics(text, unix_s)
+            return parse_metrics(text)
         except ServerError as error:
             raise ServerError(f"{self.base_url}: {error}") from None
 
-    async def scrape(self) -> tuple[float, str]:
-        """/metrics as text with its time; reading it takes 10 ms and more, which can wait until after a load.
+    async def scrape(self) -> str:
+        """/metrics as text; reading it takes 10 ms and more, which can wait until after a load.
 
         Raises:
             ServerError: metrics are off (404), or the server is gone.
@@ -185,7 +169,7 @@ class SglangClient:
         if response.status == HTTPStatus.NOT_FOUND:
             raise ServerError(f"{self.base_url}/metrics: metrics are off; restart the server with --enable-metrics")
         self._check("/metrics", response)
-        return time.time(), response.body.decode(errors="replace")
+        return response.body.decode(errors="replace")
 
     async def probe(self) -> Probe:
         """Everything the server tells, in one go.
@@ -194,13 +178,11 @@ class SglangClient:
             ServerError: not reachable, not ready, or not SGLang.
         """
         await self.require_loaded()
-        server, model = await self.server_info(), await self.model_info()
-        metrics, missing = None, None
+        server, architectures = await self.server_info(), await self.architectures()
         try:
-            metrics = await self.metrics()
+            return Probe(server, architectures, await self.metrics(), None)
         except ServerError as error:
-            missing = str(error)
-        return Probe(time.time(), server, model, metrics, missing)
+            return Probe(server, architectures, None, str(error))
 
     # ---- changes
 

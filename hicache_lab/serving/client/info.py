@@ -8,13 +8,16 @@ entrypoints/http_server.py, get_server_info).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hicache_lab.base.errors import ServerError
+from hicache_lab.base.errors import InputError, ServerError
 from hicache_lab.base.secrets import is_secret, redact
+from hicache_lab.serving.client.metrics import MetricsSnapshot
 from hicache_lab.serving.client.untrusted import number, printable, whole
 from hicache_lab.sglang.launch import LaunchConfig
 
@@ -22,13 +25,7 @@ Scalar = str | int | float | bool | None
 
 # change while the same process runs, so they say nothing about its flags
 _VOLATILE = frozenset(
-    {
-        "last_gen_throughput",
-        "load",
-        "status",
-        "avg_spec_accept_length",
-        "effective_max_running_requests_per_dp",
-    }
+    "last_gen_throughput load status avg_spec_accept_length effective_max_running_requests_per_dp".split()
 )
 
 
@@ -113,11 +110,70 @@ class ServerInfo(ServerFacts):
 
 
 @dataclass(frozen=True)
-class ModelInfo:
-    """What /model_info says."""
+class Probe:
+    """Everything a server tells about itself at one moment; ``metrics`` is None with the reason beside it."""
 
-    model_path: str
+    server: ServerInfo
     architectures: tuple[str, ...]
+    metrics: MetricsSnapshot | None
+    metrics_missing: str | None
+
+    @property
+    def host_total_tokens(self) -> int | None:
+        """Host pool of one rank in tokens, as the server counts it (releases from 0.5.10, with metrics)."""
+        return self.metrics.host_total_tokens if self.metrics else None
+
+
+@dataclass(frozen=True)
+class Description(ServerFacts):
+    """The facts of a probe that a prediction or a comparison needs; everything in it was measured.
+
+    Attributes:
+        architectures: from 0.5.10 on the server tells them.
+        host_tokens: host pool of one rank as the server counts it; None before 0.5.10 or without metrics.
+        metrics_missing: why there are no metrics, or None.
+    """
+
+    architectures: tuple[str, ...]
+    host_tokens: int | None
+    metrics_missing: str | None
+
+    @classmethod
+    def of(cls, probe: Probe) -> Description:
+        """The same facts of a probe."""
+        return cls(
+            **{one.name: getattr(probe.server, one.name) for one in fields(ServerFacts)},
+            architectures=probe.architectures,
+            host_tokens=probe.host_total_tokens,
+            metrics_missing=probe.metrics_missing,
+        )
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        """Name and value of each fact, for a table."""
+        plain = asdict(self)
+        settings = plain.pop("hicache")
+        plain["architectures"] = ", ".join(self.architectures)
+        facts = plain | {f"hicache_{name}": value for name, value in settings.items()}
+        return [{"fact": name, "value": "not told" if value is None else value} for name, value in facts.items()]
+
+    def as_json(self) -> str:
+        """JSON text."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_file(cls, path: Path) -> Description:
+        """Read it back.
+
+        Raises:
+            InputError: not such a file.
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            data |= {"hicache": HicacheSettings(**data["hicache"]), "architectures": tuple(data["architectures"])}
+            return cls(**data)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{path}: expected a server's description as this package writes it; {error}") from error
 
 
 def read_server_info(data: Any) -> ServerInfo:
@@ -137,6 +193,7 @@ def read_server_info(data: Any) -> ServerInfo:
     get = settings.get
     adjusted = {**settings, **_scalars(first)}
     memory = first.get("memory_usage")
+    names = ("write_policy", "io_backend", "mem_layout", "storage_backend")
     chunk = whole(get("chunked_prefill_size"))
     return ServerInfo(
         release=str(get("version") or ""),
@@ -154,10 +211,7 @@ def read_server_info(data: Any) -> ServerInfo:
             enabled=bool(adjusted.get("enable_hierarchical_cache")),
             ratio=number(adjusted.get("hicache_ratio")),
             size_gb=number(adjusted.get("hicache_size")),
-            write_policy=_text(adjusted.get("hicache_write_policy")),
-            io_backend=_text(adjusted.get("hicache_io_backend")),
-            mem_layout=_text(adjusted.get("hicache_mem_layout")),
-            storage_backend=_text(adjusted.get("hicache_storage_backend")),
+            **{name: _text(adjusted.get(f"hicache_{name}")) for name in names},
         ),
         settings=MappingProxyType(settings),
     )
@@ -171,8 +225,8 @@ def _scalars(data: Mapping[str, Any]) -> dict[str, Scalar]:
     }
 
 
-def read_model_info(data: Any) -> ModelInfo:
-    """Read the JSON of /model_info or /get_model_info.
+def read_architectures(data: Any) -> tuple[str, ...]:
+    """The model's architectures in the JSON of /model_info or /get_model_info; none before 0.5.10.
 
     Raises:
         ServerError: it is not SGLang's answer.
@@ -180,10 +234,7 @@ def read_model_info(data: Any) -> ModelInfo:
     if not isinstance(data, dict) or "model_path" not in data:
         raise ServerError("its /model_info is not SGLang's: no model_path in the answer")
     names = data.get("architectures")
-    return ModelInfo(
-        model_path=printable(str(data["model_path"])),
-        architectures=tuple(printable(str(name)) for name in names) if isinstance(names, list) else (),
-    )
+    return tuple(printable(str(name)) for name in names) if isinstance(names, list) else ()
 
 
 def _text(value: object) -> str | None:

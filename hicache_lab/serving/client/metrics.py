@@ -51,14 +51,8 @@ class CachedTokens:
 
 @dataclass(frozen=True)
 class MetricsSnapshot:
-    """All samples of one scrape.
+    """All samples of one scrape that are of SGLang's own families."""
 
-    Attributes:
-        unix_s: when it was taken.
-        samples: every sample of SGLang's own families.
-    """
-
-    unix_s: float
     samples: tuple[Sample, ...]
 
     def select(self, name: str, **labels: str) -> Iterator[Sample]:
@@ -155,7 +149,7 @@ class MetricsSnapshot:
                 yield sample
 
 
-def parse_metrics(text: str, unix_s: float) -> MetricsSnapshot:
+def parse_metrics(text: str) -> MetricsSnapshot:
     """Read a scrape, or a saved one.
 
     Raises:
@@ -175,7 +169,7 @@ def parse_metrics(text: str, unix_s: float) -> MetricsSnapshot:
         raise ServerError(f"its /metrics is not a Prometheus exposition: {printable(str(error))[:120]}") from None
     if not exposed:
         raise ServerError("its /metrics has no sglang: series; is this a router or another server?")
-    return MetricsSnapshot(unix_s, tuple(_under_todays_names(exposed)))
+    return MetricsSnapshot(tuple(_under_todays_names(exposed)))
 
 
 def _under_todays_names(exposed: Sequence[Sample]) -> Iterator[Sample]:

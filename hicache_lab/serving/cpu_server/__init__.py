@@ -9,7 +9,7 @@ counters are the real ones. Its throughput and latency say nothing about a GPU.
 from __future__ import annotations
 
 from hicache_lab.serving.cpu_server.environment import RELEASES, Environment, install, installed, make_models
-from hicache_lab.serving.cpu_server.process import Server, Stopped, logs, start, status, stop
+from hicache_lab.serving.cpu_server.process import Server, logs, start, status, stop
 from hicache_lab.serving.cpu_server.spec import Launch
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "Environment",
     "Launch",
     "Server",
-    "Stopped",
     "install",
     "installed",
     "logs",

@@ -18,7 +18,7 @@ from hicache_lab.host.processes import TERM_SECONDS, ProcessId, end_group
 from hicache_lab.serving.cpu_server.environment import Environment, install, make_models
 from hicache_lab.serving.cpu_server.home import home, made
 from hicache_lab.serving.cpu_server.spec import Launch, checked_name
-from hicache_lab.serving.local import HOST, Progress, free_port, wait_until_ready
+from hicache_lab.serving.local import HOST, Progress, free_port, spawn, wait_until_ready
 from hicache_lab.sizing.tiny_models import TINY_MODELS
 
 READY_TIMEOUT_SECONDS = 420.0
@@ -177,42 +177,23 @@ def _spawn(launch: Launch, environment: Environment, folder: Path, models: Path)
             tiny = ", ".join(TINY_MODELS)
             raise UsageError(f"--model: expected {tiny} or a folder with a config.json, got {launch.model!r}")
         model = str(path)
-    command: tuple[str, ...] = (
-        "-m",
-        "sglang.launch_server",
-        "--model-path",
-        model,
-        "--host",
-        HOST,
-        "--port",
-        str(port),
-    )
-    command += ("--tp-size", str(launch.tp_size), *launch.sglang_flags)
+    place = ("--model-path", model, "--host", HOST, "--port", str(port), "--tp-size", str(launch.tp_size))
+    command = ("-m", "sglang.launch_server", *place, *launch.sglang_flags)
     log_path = folder / "server.log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [str(environment.python), *command],
-            cwd=models,  # a relative model path keeps this machine's folders out of logs and replies
-            env=launch.environ(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    # a relative model path keeps this machine's folders out of logs and replies
+    process = spawn([str(environment.python), *command], log_path, environ=launch.environ(), folder=models)
     _children[process.pid] = process
     started = ProcessId.of(process.pid)
     server = Server(
-        launch.name,
-        launch.release,
-        launch.model,
-        launch.tp_size,
-        port,
-        process.pid,
-        started.start_ticks,
-        started.boot_id,
-        command,
-        log_path,
-        time.time(),
+        name=launch.name,
+        release=launch.release,
+        model=launch.model,
+        tp_size=launch.tp_size,
+        port=port,
+        **asdict(started),
+        command=command,
+        log_path=log_path,
+        started_unix_s=time.time(),
     )
     _write_state(folder, server)
     return server

@@ -91,7 +91,8 @@ class Launch:
             # argparse, which reads them in the server, takes any beginning of a flag for the flag
             meant = next((name for name in sorted(_RESERVED) if len(flag) > 2 and name.startswith(flag)), None)
             if meant is not None:
-                raise UsageError(f"{flag}: not passed through{_named(flag, meant)}: {_RESERVED[meant]}")
+                named = "" if flag == meant else f" (a beginning of {meant})"
+                raise UsageError(f"{flag}: not passed through{named}: {_RESERVED[meant]}")
 
     @property
     def sglang_flags(self) -> tuple[str, ...]:
@@ -123,10 +124,6 @@ class Launch:
         if self.tp_size > 1:  # one core a rank; SGLang refuses the variable for a single rank
             environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(self.tp_size)))
         return environ
-
-
-def _named(flag: str, meant: str) -> str:
-    return "" if flag == meant else f" (a beginning of {meant})"
 
 
 def checked_name(name: str) -> str:

@@ -9,10 +9,7 @@ from __future__ import annotations
 from hicache_lab.serving.load.conversation import Target
 from hicache_lab.serving.load.pace import Lag, Limits, Pace
 from hicache_lab.serving.load.plans import (
-    Phase,
     Plan,
-    Session,
-    Turn,
     multi_turn,
     plan_of,
     random_prompts,
@@ -31,14 +28,11 @@ __all__ = [
     "Limits",
     "LoadResult",
     "Pace",
-    "Phase",
     "Plan",
     "RequestRecord",
     "ServerSample",
-    "Session",
     "Spread",
     "Target",
-    "Turn",
     "load",
     "multi_turn",
     "plan_of",

@@ -109,8 +109,7 @@ def multi_turn(
         system_tokens: a prefix that all conversations share.
         form: ids or text.
     """
-    parameters = _recorded(locals())
-    _positive(conversations=conversations, turns=turns, first_tokens=first_tokens, turn_tokens=turn_tokens)
+    parameters = _recorded(locals(), "conversations", "turns", "first_tokens", "turn_tokens")
     draw = _Drawer(seed)
     system = draw(system_tokens)
     sessions = tuple(
@@ -149,8 +148,7 @@ def rounds(
         answer_tokens: every answer.
         form: ids or text.
     """
-    parameters = _recorded(locals())
-    _positive(conversations=conversations, turns=turns, first_tokens=first_tokens, turn_tokens=turn_tokens)
+    parameters = _recorded(locals(), "conversations", "turns", "first_tokens", "turn_tokens")
     draw = _Drawer(seed)
     whole_prompts = [draw(first_tokens + (turns - 1) * turn_tokens) for _ in range(conversations)]
     phases = tuple(
@@ -176,8 +174,7 @@ def shared_prefix(
     form: Form = "ids",
 ) -> Plan:
     """Groups of prompts with a common beginning (system prompts, documents), in mixed order."""
-    parameters = _recorded(locals())
-    _positive(groups=groups, prompts_per_group=prompts_per_group, prefix_tokens=prefix_tokens)
+    parameters = _recorded(locals(), "groups", "prompts_per_group", "prefix_tokens")
     draw = _Drawer(seed)
     prefixes = [draw(prefix_tokens) for _ in range(groups)]
     sessions = [
@@ -191,8 +188,7 @@ def shared_prefix(
 
 def random_prompts(*, seed: int, prompts: int, prompt_tokens: int, answer_tokens: int, form: Form = "ids") -> Plan:
     """Prompts that share nothing: what a cache cannot help with."""
-    parameters = _recorded(locals())
-    _positive(prompts=prompts, prompt_tokens=prompt_tokens)
+    parameters = _recorded(locals(), "prompts", "prompt_tokens")
     draw = _Drawer(seed)
     sessions = tuple(Session((Turn(draw(prompt_tokens), answer_tokens),)) for _ in range(prompts))
     return Plan("random", seed, (Phase("prompts", sessions),), form, parameters)
@@ -218,8 +214,7 @@ def write_evict_read(
             left it.
         form: ids or text.
     """
-    parameters = _recorded(locals())
-    _positive(prompts=prompts, prompt_tokens=prompt_tokens, evict_tokens=evict_tokens)
+    parameters = _recorded(locals(), "prompts", "prompt_tokens", "evict_tokens")
     draw = _Drawer(seed)
     written = tuple(Session((Turn(draw(prompt_tokens), answer_tokens),)) for _ in range(prompts))
     fillers = -(-evict_tokens // prompt_tokens)
@@ -317,12 +312,9 @@ class _Drawer:
         return tuple(self.random.choices(range(low, high), k=count))
 
 
-def _recorded(arguments: Mapping[str, Any]) -> dict[str, int | float | str]:
-    """What a plan was made from; seed and form are recorded beside it."""
+def _recorded(arguments: Mapping[str, Any], *positive: str) -> dict[str, int | float | str]:
+    """What a plan was made from, checked; seed and form are recorded beside it."""
+    for name in positive:
+        if arguments[name] < 1:
+            raise UsageError(f"{name}: expected 1 or more, got {arguments[name]}")
     return {name: value for name, value in arguments.items() if name not in {"seed", "form"}}
-
-
-def _positive(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise UsageError(f"{name}: expected 1 or more, got {count}")

@@ -41,7 +41,7 @@ class Watcher:
         """Scrape now."""
         at = self._clock()
         try:
-            _, text = await self._client.scrape()
+            text = await self._client.scrape()
         except ServerError as error:
             self._scrapes.append((at, "", str(error)))
         else:
@@ -56,7 +56,7 @@ class Watcher:
         if missing is not None:
             return ServerSample(at_s, missing=missing)
         try:
-            snapshot = parse_metrics(text, at)
+            snapshot = parse_metrics(text)
         except ServerError as error:
             return ServerSample(at_s, missing=str(error))
         cached = snapshot.cached

@@ -15,15 +15,13 @@ from hicache_lab.serving.measurement.compare import (
     run_conclusion,
     throughput_row,
 )
-from hicache_lab.serving.measurement.predict import Prediction, predict
+from hicache_lab.serving.measurement.predict import predict
 from hicache_lab.serving.measurement.run import WORKLOADS, ServerRun, make_load_plan, measure, read_run, recorded_runs
-from hicache_lab.serving.measurement.simulate import Simulation, simulate_run
+from hicache_lab.serving.measurement.simulate import simulate_run
 
 __all__ = [
     "WORKLOADS",
-    "Prediction",
     "ServerRun",
-    "Simulation",
     "before_after",
     "comparison",
     "figures_of",

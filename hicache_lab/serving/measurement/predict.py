@@ -10,7 +10,7 @@ from typing import Any
 
 from hicache_lab.base.errors import HicacheLabError, UnknownFact
 from hicache_lab.preflight import Answer, ask, assess
-from hicache_lab.serving.client.description import Description
+from hicache_lab.serving.client import Description
 from hicache_lab.sizing.tiny_models import TINY_MODELS, tiny_config
 
 _PATH_MOST = 4096

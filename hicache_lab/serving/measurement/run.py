@@ -9,8 +9,7 @@ from hicache_lab.base.errors import HostError, InputError, UsageError
 from hicache_lab.base.files import atomic_write
 from hicache_lab.base.resources import data_dir
 from hicache_lab.serving import load
-from hicache_lab.serving.client import SglangClient
-from hicache_lab.serving.client.description import Description
+from hicache_lab.serving.client import Description, SglangClient
 from hicache_lab.serving.load.thread_loop import run_in_thread
 from hicache_lab.traffic.traces import read_trace
 
