@@ -15,7 +15,7 @@ from hicache_lab.runs.comparison.text import HEADER, prediction_cells, rows, sho
 from hicache_lab.runs.recording import final_path
 from hicache_lab.sweeps.collecting import Collection
 from hicache_lab.sweeps.ledger import GRID_COPY, SweepRecord
-from hicache_lab.sweeps.rows import safe_bytes
+from hicache_lab.sweeps.rows import planned_tradeoffs, safe_bytes
 from hicache_lab.views.figures.comparison import Tradeoff, comparison_figure, hits_figure, tradeoff_figure
 from hicache_lab.views.figures.images import WrittenFigures, write_figures
 from hicache_lab.views.report.document import Document, write_report
@@ -60,10 +60,8 @@ def tradeoffs(comparison: Comparison, sweep: SweepRecord | None = None) -> list[
         if cost is not None and goal is not None and cost.unit == "GB":
             verdict = verdicts.get(setting.label, "")
             tradeoffs.append(Tradeoff(setting.label, int(cost.median * GB), goal.median, verdict))
-    for point in sweep.points if sweep else ():
-        if point.status == "skipped" and point.decision.host_bytes is not None and point.repeat == 0:
-            tradeoffs.append(Tradeoff(point.label, point.decision.host_bytes, None, point.decision.verdict))
-    return tradeoffs
+    skipped = [point for point in planned_tradeoffs(sweep) if point.benefit is None] if sweep else []
+    return tradeoffs + skipped
 
 
 def _document(

@@ -18,9 +18,9 @@ from hicache_lab.views.figures.comparison import Tradeoff
 Rows = list[dict[str, Any]]
 
 
-def _settings(plan: Plan) -> list[Point]:
+def _settings(sweep: Plan | SweepRecord) -> list[Point]:
     """One point a setting: repeats are judged alike."""
-    return list({point.label: point for point in reversed(plan.points)}.values())[::-1]
+    return list({point.label: point for point in reversed(sweep.points)}.values())[::-1]
 
 
 def plan_rows(plan: Plan) -> Rows:
@@ -52,13 +52,13 @@ def safe_gb(plan: Plan) -> float | None:
     return None if limit is None else gb(limit)
 
 
-def planned_tradeoffs(plan: Plan) -> list[Tradeoff]:
-    """Settings of a plan by what they would take, before any has run."""
+def planned_tradeoffs(sweep: Plan | SweepRecord) -> list[Tradeoff]:
+    """Settings by what they would take, before any has run; those that are skipped without a benefit."""
     return [
         Tradeoff(
             point.label, point.decision.host_bytes, None if point.status == "skipped" else 0.0, point.decision.verdict
         )
-        for point in _settings(plan)
+        for point in _settings(sweep)
         if point.decision.host_bytes is not None
     ]
 

@@ -111,17 +111,16 @@ class Lag:
 class LagMeter:
     """Sleeps in small steps beside the load and notes by how much each was overslept."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._late: list[float] = []
         self._load_before = os.getloadavg()[0]
 
     async def run(self) -> None:
         """Measure until cancelled."""
         while True:
-            due = self._clock() + LAG_PERIOD_SECONDS
+            due = time.perf_counter() + LAG_PERIOD_SECONDS
             await asyncio.sleep(LAG_PERIOD_SECONDS)
-            self._late.append(max(self._clock() - due, 0.0))
+            self._late.append(max(time.perf_counter() - due, 0.0))
 
     @property
     def lag(self) -> Lag:

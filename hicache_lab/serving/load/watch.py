@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from itertools import pairwise
 
 from hicache_lab.base.errors import ServerError
@@ -24,10 +23,9 @@ class Watcher:
         *,
         processes_per_replica: int,
         period_s: float = PERIOD_SECONDS,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._client, self._processes, self._period_s, self._clock = client, processes_per_replica, period_s, clock
-        self.start = clock()  # sample times are given after it
+        self._client, self._processes, self._period_s = client, processes_per_replica, period_s
+        self.start = time.perf_counter()  # sample times are given after it
         # parsing a scrape takes 10 ms and more, which would delay time stamps: only the text is kept
         self._scrapes: list[tuple[float, str, str | None]] = []
 
@@ -39,7 +37,7 @@ class Watcher:
 
     async def once(self) -> None:
         """Scrape now."""
-        at = self._clock()
+        at = time.perf_counter()
         try:
             text = await self._client.scrape()
         except ServerError as error:
