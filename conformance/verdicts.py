@@ -69,8 +69,8 @@ def judge_case(case: Mapping[str, Any]) -> dict[str, Any]:
         args = dict(case["args"])
         release = args.pop("sglang_version")
         # a report names the type in effect; early releases have no word for the model's own
-        accepted = known_flags()["--kv-cache-dtype"].accepted_in(parse_version(release))
-        if args.get("kv_cache_dtype") == "bf16" and accepted is not None and "bf16" not in accepted:
+        period = known_flags()["--kv-cache-dtype"].period(parse_version(release))
+        if args.get("kv_cache_dtype") == "bf16" and period and period.choices and "bf16" not in period.choices:
             args["kv_cache_dtype"] = "auto"
         question = ask(args.pop("model"), release, **args)
         record = answer_record(assess(question))

@@ -65,7 +65,7 @@ class _ServerFlag(argparse.Action):
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """Take every option that some release has: only then argparse knows its values from the trace's name."""
     own = {option for action in parser._actions for option in action.option_strings}
-    arities = {name: flag.arity for name, flag in known_flags().items()} | dict.fromkeys(_SHORT_FORMS, "1")
+    arities = {name: flag.arity() for name, flag in known_flags().items()} | dict.fromkeys(_SHORT_FORMS, "1")
     for name, arity in arities.items():
         if name not in own:
             count: str | int | None = {"0": 0, "1": None}.get(arity, arity)

@@ -137,7 +137,7 @@ def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
         (["simulate", TRACE, "--device-tokens", "90000", "--hicache-ratio", "2"], 2, "need --model"),
         (["simulate", TRACE, "--device-tokens", "90000", "--host-tokens", "1,2"], 2, "takes one size"),
         (["simulate", TRACE, "--device-tokens", "90000", "--page-size", "48"], 2, "neither a divisor"),
-        ([*SMALL, "--radix-eviction-policy", "tlru", "--sglang-version", "0.5.8"], 2, "takes lru, lfu"),
+        ([*SMALL, "--radix-eviction-policy", "tlru", "--sglang-version", "0.5.8"], 2, "0.5.8 accepts lru, lfu"),
         ([*SMALL, "--radix-eviction-policy-config", "nope"], 2, "expected JSON"),
         (["curve", TRACE, "--device-tokens", "0"], 2, "at least 1"),
         (["curve", TRACE, "--points", "0"], 2, "at least 1"),

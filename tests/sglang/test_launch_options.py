@@ -1,19 +1,25 @@
 """Options as argparse reads them, and --config files."""
 
+import argparse
+import contextlib
+import io
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.version import Version
 
 from hicache_lab.base.errors import InputError, UsageError
-from hicache_lab.sglang.launch import flag_of, parse_launch, parse_server_args, render_launch
+from hicache_lab.sglang.launch import flag_of, parse_launch, parse_server_args, refusals, render_launch
 from hicache_lab.sglang.launch.config import FIELD_TYPES, FLAG_FIELDS
-from hicache_lab.sglang.launch.flags import known_flags, known_releases, resolve
+from hicache_lab.sglang.launch.flags import Flag, known_flags, known_releases, resolve
 
 KIMI = "python -m sglang.launch_server --model-path moonshotai/Kimi-K2.5 --tp-size 8"
+LAUNCH = ["python", "-m", "sglang.launch_server"]
 
 
 def messages(found: tuple) -> str:
@@ -24,7 +30,7 @@ def test_every_field_is_an_option_of_the_server() -> None:
     assert [name for name in FLAG_FIELDS if flag_of(name) not in known_flags()] == []
     assert [name for name in FLAG_FIELDS if known_flags()[flag_of(name)].field != name] == []
     switches = [name for name in FLAG_FIELDS if FIELD_TYPES[name] is bool]
-    assert {known_flags()[flag_of(name)].arity for name in switches} == {"0"}
+    assert {known_flags()[flag_of(name)].arity() for name in switches} == {"0"}
 
 
 @pytest.mark.parametrize(
@@ -66,22 +72,94 @@ def test_an_abbreviation_is_judged_by_the_release() -> None:
     assert "ambiguous from 0.5.10" in parse_launch(text).notes[0]
 
 
-@given(st.sampled_from(sorted(known_flags())), st.data())
-def test_an_abbreviation_means_what_argparse_makes_of_it(name: str, data: st.DataObject) -> None:
-    version = data.draw(st.sampled_from(known_releases()))
+RELEASES = st.sampled_from(known_releases())
+
+
+@cache
+def argparse_of(version: Version) -> argparse.ArgumentParser:
+    """Python's own parser with the options of a release."""
+    parser = argparse.ArgumentParser(add_help=False)
+    for name, flag in known_flags().items():
+        if flag.exists_in(version):
+            count = {"0": 0, "1": None}.get(flag.arity(version), flag.arity(version))
+            parser.add_argument(name, dest=name, nargs=count, action=Named, default=argparse.SUPPRESS)
+    return parser
+
+
+class Named(argparse.Action):
+    """Notes that the option was there."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, option: object = None) -> None:
+        setattr(namespace, self.dest, values)
+
+
+def a_value(flag: Flag, version: Version) -> str:
+    period = flag.period(version)
+    assert period is not None
+    return (*(period.choices or ()), {"int": "1", "human_readable_int": "1", "float": "0.5"}.get(period.kind, "{}"))[0]
+
+
+@given(RELEASES, st.sampled_from(sorted(known_flags())), st.data())
+def test_an_abbreviation_means_what_argparse_makes_of_it(version: Version, name: str, data: st.DataObject) -> None:
     prefix = name[: data.draw(st.integers(4, len(name)))]
-    alive = [flag for flag in known_flags().values() if flag.exists_in(version)]
-    meant = {flag.dest for flag in alive if flag.name == prefix} or {
-        flag.dest for flag in alive if flag.name.startswith(prefix)
-    }
-    if prefix in {"--tp", "--pp", "--dp", "--ep", "--dcp"} or prefix in known_flags():
+    if prefix in {"--tp", "--pp", "--dp", "--ep", "--dcp"} or (prefix in known_flags() and prefix != name):
         return
-    if len(meant) > 1:
-        with pytest.raises(UsageError, match="ambiguous"):
+    words = [prefix, *([] if known_flags()[name].arity(version) in "0?*" else ["1"])]
+    error = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(error):
+            (meant,) = vars(argparse_of(version).parse_known_args(words)[0]) or [None]
+    except SystemExit:
+        if "ambiguous option" not in error.getvalue():
+            return
+        meant = "ambiguous"
+    if meant == "ambiguous" and prefix not in known_flags():
+        with pytest.raises(UsageError, match=f"ambiguous option: {prefix} could match"):
             resolve(prefix, version)
-    elif meant:
+    elif meant == "ambiguous":
+        assert "ambiguous option" in messages(refusals(parse_launch([*LAUNCH, *words]), str(version)))
+    elif meant is not None:
         flag = resolve(prefix, version).flag
-        assert flag is not None and {flag.dest} == meant
+        assert flag is not None and flag.name == meant
+
+
+@given(RELEASES, st.data())
+def test_every_option_of_a_release_is_accepted_by_it(version: Version, data: st.DataObject) -> None:
+    flag = data.draw(st.sampled_from([one for one in known_flags().values() if one.exists_in(version)]))
+    words = [flag.name, *([a_value(flag, version)] if flag.arity(version) != "0" else [])]
+    period = flag.period(version)
+    for known in (None, str(version)):
+        found = messages(refusals(parse_launch([*LAUNCH, *words], sglang_version=known), str(version)))
+        if period is not None and period.action in {"stops", "help"}:
+            assert f"{flag.name}: {version} answers it with a text and stops" in found
+        else:
+            assert found == ""
+            argparse_of(version).parse_args(words)
+
+
+@given(RELEASES, st.data())
+def test_an_option_that_a_release_lacks_is_refused_with_those_that_have_it(
+    version: Version, data: st.DataObject
+) -> None:
+    absent = [one for one in known_flags().values() if not one.exists_in(version)]
+    flag = data.draw(st.sampled_from(absent))
+    words = [flag.name, *(["1"] if flag.arity() != "0" else [])]
+    found = messages(refusals(parse_launch([*LAUNCH, *words]), str(version)))
+    begun = [n for n, one in known_flags().items() if n.startswith(flag.name) and one.exists_in(version)]
+    if not begun:
+        assert f"{flag.name} does not exist in {version}; releases that have it: {flag.history}" in found
+    elif len(begun) > 1:
+        assert "ambiguous option" in found
+
+
+@given(RELEASES, st.data())
+def test_a_misspelt_option_is_refused_with_the_one_it_resembles(version: Version, data: st.DataObject) -> None:
+    alive = [n for n, one in known_flags().items() if one.exists_in(version) and len(n) > 12]
+    name = data.draw(st.sampled_from(alive))
+    at = data.draw(st.integers(4, len(name) - 2))
+    typed = name[:at] + "qq" + name[at:]
+    config = parse_launch([*LAUNCH, typed])
+    assert re.search("is in none of the releases.*did you mean --", messages(refusals(config, str(version))))
 
 
 def test_options_without_a_field_are_kept_in_order() -> None:

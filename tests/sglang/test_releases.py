@@ -129,4 +129,5 @@ def test_first_release_where() -> None:
 
 def test_the_examined_releases_are_those_whose_flags_were_read() -> None:
     assert (str(known_releases()[0]), str(known_releases()[-1])) == (VERIFIED[0], NEWEST)
+    assert {*VERIFIED, *READ_EQUAL, *READ} <= set(map(str, known_releases()))
     assert f"{VERIFIED[0]} … {NEWEST}" == EXAMINED

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hicache_lab.base.units import format_gb
 from hicache_lab.forensics.cases.case import Case
 from hicache_lab.preflight import Question, assess
-from hicache_lab.sglang.launch.flags import known_flags
+from hicache_lab.sglang.launch.flags import known_flags, known_releases
 from hicache_lab.sglang.releases import first_release_where
 from hicache_lab.sizing.rank import RankPlanner
 
@@ -42,8 +42,8 @@ def alternatives(case: Case) -> list[Alternative]:
 
 def _since(flag: str) -> str:
     """First release of those read that has the flag."""
-    seen = known_flags().get(flag)
-    return seen.seen[0][0] if seen else "unknown"
+    known = known_flags().get(flag)
+    return str(known_releases()[known.periods[0].first]) if known else "unknown"
 
 
 def _bytes_per_token(question: Question) -> int:

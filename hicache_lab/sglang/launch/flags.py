@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -11,7 +12,7 @@ from packaging.version import Version
 
 from hicache_lab.base.errors import InputError, UsageError
 from hicache_lab.base.resources import data_dir
-from hicache_lab.sglang.launch.config import FIELD_TYPES, LaunchConfig, Rejection, TypedOption, flag_of
+from hicache_lab.sglang.launch.config import FIELD_TYPES, LaunchConfig, Rejection, flag_of
 from hicache_lab.sglang.releases import parse_version
 
 # --pp was a unique prefix until 0.5.3 and is what people go on typing
@@ -22,70 +23,103 @@ _SHORT_FORMS = {
     "--ep": "ep_size",
     "--dcp": "dcp_size",
 }
+# options that the program around the server takes for itself, by their prefix
+_LAUNCHERS = {"--router-": "sglang_router.launch_server", "--dyn-": "dynamo.sglang"}
+
+
+@dataclass(frozen=True)
+class Period:
+    """A run of releases (places in ``known_releases``) in which an option is the same."""
+
+    first: int
+    last: int
+    dest: str
+    arity: str
+    kind: str
+    action: str
+    choices: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One option name.
-
-    Attributes:
-        name: as it is written.
-        dest: the server's argument that it sets.
-        arity: how many values, as argparse counts them (``0`` for a switch).
-        seen: the first and last release of each run of releases that have it.
-        choices: from which release on it accepts which values (None: any).
-        si_since: the first release that reads 100k and 128Ki; None for none.
-    """
+    """One option name and its periods, oldest first."""
 
     name: str
-    dest: str
-    arity: str
-    seen: tuple[tuple[str, str], ...]
-    choices: tuple[tuple[str, tuple[str, ...] | None], ...] = ()
-    si_since: str | None = None
+    periods: tuple[Period, ...]
+
+    @property
+    def sets(self) -> str:
+        """The argument that it sets, whatever its name; a ``--no-`` form sets the opposite of its switch."""
+        newest = self.periods[-1]
+        is_opposite = newest.action == "BooleanOptionalAction" and self.name.startswith("--no-")
+        return f"no {newest.dest}" if is_opposite else "model" if newest.dest == "model_path" else newest.dest
 
     @property
     def field(self) -> str | None:
         """The ``LaunchConfig`` field it sets, or None."""
-        name = "model" if self.dest == "model_path" else self.dest
-        return name if name in FIELD_TYPES else None
+        return self.sets if self.sets in FIELD_TYPES else None
+
+    def period(self, version: Version | None) -> Period | None:
+        """What it is in a release (of no one: in the newest that has it), None where the release lacks it.
+
+        A release that was not read counts as the nearest earlier one.
+        """
+        if version is None:
+            return self.periods[-1]
+        at = bisect_right(known_releases(), version) - 1
+        return next((one for one in self.periods if one.first <= at <= one.last), None)
 
     def exists_in(self, version: Version) -> bool:
-        """Whether a release has it; releases past the newest known one count as that one."""
-        version = min(version, known_releases()[-1])
-        return any(parse_version(first) <= version <= parse_version(last) for first, last in self.seen)
+        """Whether a release has it."""
+        return self.period(version) is not None
 
-    def accepted_in(self, version: Version) -> tuple[str, ...] | None:
-        """The values that a release accepts; None: any, or not recorded."""
-        return next((values for since, values in reversed(self.choices) if parse_version(since) <= version), None)
+    def arity(self, version: Version | None = None) -> str:
+        """How many values it takes: 0, 1, ?, + or *."""
+        return (self.period(version) or self.periods[-1]).arity
 
     @property
     def history(self) -> str:
         """Which releases have it, in words."""
-        newest = str(known_releases()[-1])
+        spans: list[list[int]] = []
+        for period in self.periods:
+            if spans and spans[-1][1] == period.first - 1:
+                spans[-1][1] = period.last
+            else:
+                spans.append([period.first, period.last])
+        names, newest = known_releases(), len(known_releases()) - 1
         return ", ".join(
-            f"from {first} on" if last == newest else f"{first}" if first == last else f"{first} to {last}"
-            for first, last in self.seen
+            f"from {names[first]} on"
+            if last == newest
+            else f"{names[first]}"
+            if first == last
+            else f"{names[first]} to {names[last]}"
+            for first, last in spans
         )
 
 
 @cache
-def _table() -> tuple[tuple[Version, ...], dict[str, Flag]]:
-    path = data_dir() / "flags.json"
+def _table() -> tuple[tuple[Version, ...], dict[str, Flag], tuple[tuple[Version, Version], ...]]:
+    path = data_dir() / "options.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        flags = {
-            name: Flag(
-                name,
-                entry["dest"],
-                entry["arity"],
-                tuple((first, last) for first, last in entry["seen"]),
-                tuple((row["since"], row["choices"] and tuple(row["choices"])) for row in entry.get("choices", ())),
-                entry.get("si_since"),
+        at = {name: number for number, name in enumerate(raw["releases"])}
+        flags = {}
+        for name, rows in raw["options"].items():
+            periods = tuple(
+                Period(
+                    at[first],
+                    at[last],
+                    spec.get("dest", name.lstrip("-").replace("-", "_")),
+                    spec.get("values", "1"),
+                    spec.get("type", "str"),
+                    spec.get("action", "store"),
+                    tuple(raw["choices"][spec["choices"]]) if "choices" in spec else None,
+                )
+                for first, last, spec in rows
             )
-            for name, entry in raw["flags"].items()
-        }
-        return tuple(map(Version, raw["releases"])), flags
+            flags[name] = Flag(name, periods)
+        spans = tuple((Version(first), Version(last)) for first, last in raw["abbreviated"])
+        return tuple(Version(release) for release in raw["releases"]), flags, spans
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not the table of SGLang options that ships with hicache_lab: {error!r}") from error
 
@@ -108,35 +142,49 @@ class Resolved:
     note: str | None = None
 
 
-def _dests(prefix: str, version: Version) -> set[str]:
-    """What a prefix may stand for in a release."""
-    return {f.dest for f in known_flags().values() if f.name.startswith(prefix) and f.exists_in(version)}
+def _completions(spelling: str, version: Version) -> list[str]:
+    """What a release's argparse takes an option for: the option of that name, else each that it begins.
+
+    Two names of one option count as two (argparse._get_option_tuples). A release that was not read counts as the
+    nearest earlier one.
+    """
+    flag = known_flags().get(spelling)
+    if flag is not None and flag.exists_in(version):
+        return [spelling]
+    nearest = max((one for one in known_releases() if one <= version), default=version)
+    if not any(first <= nearest <= last for first, last in _table()[2]):
+        return []
+    return [name for name, one in known_flags().items() if name.startswith(spelling) and one.exists_in(version)]
+
+
+def _ambiguous(spelling: str, names: list[str]) -> str:
+    return f"ambiguous option: {spelling} could match {', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
 
 
 def _abbreviated(spelling: str, version: Version | None) -> Resolved | None:
     """Argparse's own rule: a prefix stands for the one option it begins, release by release."""
-    flags = {name: flag for name, flag in known_flags().items() if name.startswith(spelling)}
-    if not flags:
+    begun = {name: flag for name, flag in known_flags().items() if name.startswith(spelling)}
+    if not begun:
         return None
-    by_release = {one: _dests(spelling, one) for one in ([version] if version is not None else known_releases())}
-    unique = {next(iter(dests)) for dests in by_release.values() if len(dests) == 1}
-    dest = _SHORT_FORMS.get(spelling) or (unique.pop() if len(unique) == 1 else None)
+    releases = [version] if version is not None else known_releases()
+    by_release = {one: _completions(spelling, one) for one in releases}
+    only = {begun[names[0]].sets: begun[names[0]] for names in by_release.values() if len(names) == 1}
+    dest = _SHORT_FORMS.get(spelling) or (next(iter(only)) if len(only) == 1 else None)
     if dest is None:
-        names = sorted(name for name, flag in flags.items() if version is None or flag.exists_in(version))
+        names = sorted(begun) if version is None else by_release[version]
         if not names:
-            return Resolved(next(iter(flags.values()))) if len(flags) == 1 else None
+            return Resolved(next(iter(begun.values()))) if len({flag.sets for flag in begun.values()}) == 1 else None
         raise UsageError(
-            f"{spelling}: ambiguous, the server refuses it; it could be {', '.join(names[:8])}"
-            f"{' …' if len(names) > 8 else ''}; write the whole name"
+            f"{spelling}: ambiguous, the server refuses it ({_ambiguous(spelling, names)}); write the whole name"
         )
     note = None
-    if clash := [one for one, dests in by_release.items() if len(dests) > 1]:
+    if any(len(names) > 1 for names in by_release.values()):
+        since = next(one for one in known_releases() if len(_completions(spelling, one)) > 1)
         note = (
-            f"{spelling} is read as {flag_of(dest)}, but it is ambiguous from {clash[0]} on and the server "
+            f"{spelling} is read as {flag_of(dest)}, but it is ambiguous from {since} on and the server "
             f"refuses it there; write {flag_of(dest)}"
         )
-    of_dest = [flag for flag in known_flags().values() if flag.dest == dest]
-    return Resolved(next((flag for flag in of_dest if flag.name in flags), of_dest[0]), note)
+    return Resolved(only.get(dest) or next(flag for flag in begun.values() if flag.sets == dest), note)
 
 
 @lru_cache(maxsize=4096)
@@ -148,34 +196,50 @@ def resolve(spelling: str, version: Version | None = None) -> Resolved:
     """
     exact = known_flags().get(spelling)
     if exact is not None:
-        return Resolved(exact)
+        # the name of another release may still be the beginning of one in this
+        names = [] if version is None else _completions(spelling, version)
+        return Resolved(known_flags()[names[0]] if len(names) == 1 else exact)
     hyphened = spelling.replace("_", "-")
-    if hyphened in known_flags():
+    if hyphened != spelling and hyphened in known_flags():
         return Resolved(
             known_flags()[hyphened],
             f"{spelling} is read as {hyphened}; the server itself only knows the form with hyphens",
         )
-    abbreviated = _abbreviated(spelling, version)
-    if abbreviated is not None:
-        return abbreviated
-    close = get_close_matches(spelling, known_flags(), n=1, cutoff=0.8)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return Resolved(None, f"{_unknown(spelling)}: kept, not judged{hint}")
+    if (launcher := _launcher(spelling)) is not None:
+        return Resolved(None, f"{spelling} is an option of {launcher}, which keeps it from the server")
+    found = _abbreviated(spelling, version)
+    if found is not None:
+        return found
+    return Resolved(None, f"{spelling} is in none of the releases {_span()}: kept, not judged{_hint(spelling)}")
 
 
-def _unknown(name: str) -> str:
-    return f"{name} is in none of the releases {known_releases()[0]} to {known_releases()[-1]}"
+def _launcher(spelling: str) -> str | None:
+    return next((module for prefix, module in _LAUNCHERS.items() if spelling.startswith(prefix)), None)
 
 
-def _names(config: LaunchConfig) -> list[str]:
-    """The options of a launch: as typed where they were typed, else by the name of their field."""
-    typed = [token.name for token in config.source.options] if config.source else []
-    dests = {known_flags()[name].field for name in typed if name in known_flags()}
+def _hint(spelling: str, version: Version | None = None) -> str:
+    """The option that was probably meant: another name of the same one, else one written nearly so."""
+    alive = [flag for flag in known_flags().values() if version is None or flag.exists_in(version)]
+    flag = known_flags().get(spelling)
+    same = [one.name for one in alive if flag is not None and one is not flag and one.sets == flag.sets]
+    # an option of other releases is not a slip of the pen: only a renamed one is still close
+    close = same or get_close_matches(spelling, [one.name for one in alive], n=1, cutoff=0.9 if flag else 0.8)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _span() -> str:
+    return f"{known_releases()[0]} to {known_releases()[-1]}"
+
+
+def _spellings(config: LaunchConfig) -> dict[str, str]:
+    """The options of a launch as argparse will see them, each with its whole name."""
+    typed = {token.spelling or token.name: token.name for token in config.source.options} if config.source else {}
+    dests = {known_flags()[name].field for name in typed.values() if name in known_flags()}
     fields = [flag_of(name) for name, _ in config.given() if name not in dests]
     # a dump's other fields are not all options of the command line
     is_dump = config.source is not None and config.source.kind == "server_args"
-    others = [] if is_dump else [name for name, _ in config.other]
-    return list(dict.fromkeys([*typed, *fields, *others]))
+    others = [] if is_dump else [name for name, _ in config.other if name not in typed.values()]
+    return typed | {name: name for name in [*fields, *others]}
 
 
 def refusals(config: LaunchConfig, version: str) -> tuple[Rejection, ...]:
@@ -186,34 +250,62 @@ def refusals(config: LaunchConfig, version: str) -> tuple[Rejection, ...]:
         version: the SGLang release, e.g. ``0.4.5``.
     """
     release, rejections = parse_version(version), list(config.rejections)
-    for name in _names(config):
-        flag = known_flags().get(name)
-        if flag is None:
-            rejections.append(Rejection(name, _unknown(name)))
-        elif not flag.exists_in(release) and _dests(name, release) != {flag.dest}:
-            rejections.append(
-                Rejection(name, f"{name} does not exist in {version}; releases that have it: {flag.history}")
-            )
-    for field_name, value in config.given():
-        flag = known_flags()[flag_of(field_name)]
-        accepted = flag.accepted_in(release)
-        if accepted is not None and value not in accepted and flag.exists_in(release):
-            rejections.append(Rejection(flag.name, f"{flag.name} {value}: {version} accepts {', '.join(accepted)}"))
-    for token in config.source.options if config.source else ():
-        problem = _spelling_problem(token, release, version)
-        if problem is not None:
-            rejections.append(Rejection(token.spelling, problem))
+    typed = config.source.options if config.source else ()
+    for spelling, name in _spellings(config).items():
+        flag, launcher = known_flags().get(name), _launcher(name)
+        if flag is not None:
+            rejections += _unknown(spelling, flag, release)
+        elif launcher is None:
+            rejections.append(Rejection(name, f"{name} is in none of the releases {_span()}{_hint(name)}"))
+        elif config.source is None or launcher not in config.source.prefix:
+            rejections.append(Rejection(name, f"{name} is an option of {launcher}; the server itself refuses it"))
+    given = [(token.name, token.values) for token in typed if token.field is None]
+    for name, values in [*((flag_of(name), (str(value),)) for name, value in config.given()), *given]:
+        rejections += _values_refused(name, values, release)
+    for token in typed:
+        if "_" in token.spelling and token.spelling not in known_flags():
+            hyphened = token.spelling.replace("_", "-")
+            rejections.append(Rejection(token.name, f"{token.spelling}: the server only knows {hyphened}"))
+        rejections += _suffix_refused(token.name, token.values, release)
     return tuple(rejections)
 
 
-def _spelling_problem(token: TypedOption, release: Version, version: str) -> str | None:
-    spelling, flag = token.spelling, known_flags().get(token.spelling)
-    if flag is None:
-        if spelling.startswith("--") and "_" in spelling:
-            return f"{spelling}: the server only knows {spelling.replace('_', '-')}"
-        is_ambiguous = spelling.startswith("--") and len(_dests(spelling, release)) > 1
-        return f"{spelling}: ambiguous in {version}; write the whole name" if is_ambiguous else None
-    too_early = flag.si_since and flag.exists_in(release) and release < parse_version(flag.si_since)
-    if too_early and token.values and not token.values[0].strip().isdigit():
-        return f"{spelling} {token.values[0]}: only {flag.si_since} and later read such a suffix"
-    return None
+def _unknown(spelling: str, flag: Flag, version: Version) -> list[Rejection]:
+    name = flag.name
+    # underscores are refused for themselves
+    spelling = name if "_" in spelling or not spelling.startswith("--") else spelling
+    names = _completions(spelling, version)
+    if len(names) > 1:
+        which = _ambiguous(spelling, names)
+        return [Rejection(name, f"{spelling}: ambiguous in {version} ({which}); write the whole name")]
+    if not names:
+        have = f"releases that have it: {flag.history}{_hint(name, version)}"
+        return [Rejection(name, f"{spelling} does not exist in {version}; {have}")]
+    if known_flags()[names[0]].sets != flag.sets:
+        return [Rejection(name, f"{spelling}: {version} reads it as {names[0]}, not {name}; write the whole name")]
+    return []
+
+
+def _values_refused(name: str, values: tuple[str, ...], version: Version) -> list[Rejection]:
+    flag = known_flags().get(name)
+    period = flag.period(version) if flag else None
+    if period is None:
+        return []
+    if period.action in {"stops", "help"}:
+        return [Rejection(name, f"{name}: {version} answers it with a text and stops; leave it out")]
+    # a variable may turn out to be anything
+    wrong = [one for one in values if period.choices and one not in period.choices and "$" not in one]
+    return [Rejection(name, f"{name} {one}: {version} accepts {', '.join(period.choices or ())}") for one in wrong[:1]]
+
+
+def _suffix_refused(name: str, values: tuple[str, ...], version: Version) -> list[Rejection]:
+    """``100k`` where the release still reads a plain whole number."""
+    flag = known_flags().get(name)
+    period = flag.period(version) if flag else None
+    if flag is None or period is None or period.kind != "int" or not values or values[0].strip().isdigit():
+        return []
+    since = next((one.first for one in flag.periods if one.kind == "human_readable_int"), None)
+    if since is None:
+        return []
+    reason = f"only {known_releases()[since]} and later read such a suffix"
+    return [Rejection(name, f"{name} {values[0]}: {reason}")]

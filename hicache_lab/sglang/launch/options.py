@@ -61,7 +61,7 @@ def read_options(words: Sequence[ShellWord], version: Version | None, *, is_serv
         if not spelling.startswith("--") and spelling != "-h":
             raise UsageError(f"{spelling}: the server knows no option with one hyphen; write -{spelling}")
         resolved = resolve(spelling, version)
-        taken = [] if equals else _values(words, at + 1, resolved.flag)
+        taken = [] if equals else _values(words, at + 1, resolved.flag.arity(version) if resolved.flag else "+")
         if resolved.note:
             options.notes.append(resolved.note)
         _option(options, resolved.flag, word, taken)
@@ -73,12 +73,12 @@ def _is_option(word: ShellWord) -> bool:
     return word.text.startswith("-") and len(word.text) > 1 and not _NEGATIVE_NUMBER.fullmatch(word.text)
 
 
-def _values(words: Sequence[ShellWord], at: int, flag: Flag | None) -> list[ShellWord]:
+def _values(words: Sequence[ShellWord], at: int, arity: str) -> list[ShellWord]:
     """The words after an option that belong to it."""
     end = at
     while end < len(words) and not _is_option(words[end]):
         end += 1
-    most = {"0": 0, "1": 1, "?": 1}.get(flag.arity if flag else "+", end - at)
+    most = {"0": 0, "1": 1, "?": 1}.get(arity, end - at)
     return list(words[at : min(end, at + most)])
 
 
@@ -110,9 +110,10 @@ def _option(options: OptionReading, flag: Flag | None, word: ShellWord, taken: S
     values = (inline,) if equals else tuple(value.text for value in taken)
     raw = " ".join(one.raw for one in (word, *taken))
     name = flag.name if flag else spelling
-    if flag is not None and flag.arity == "0" and equals:
+    arity = flag.arity(options.version) if flag else "*"
+    if arity == "0" and equals:
         raise UsageError(f"{spelling}={inline}: {name} is a switch and takes no value; write {name} alone")
-    if flag is not None and flag.arity in {"1", "+"} and not values:
+    if arity in {"1", "+"} and not values:
         raise UsageError(f"{spelling}: expected a value, got nothing")
     target = flag.field if flag else None
     unknown = next((one for one in (word, *taken) if one.unresolved), None)
@@ -244,7 +245,7 @@ def _config_entry(options: OptionReading, key: str, value: Any) -> None:
     resolved = resolve("--" + key, options.version)
     if resolved.note:
         options.notes.append(resolved.note)
-    is_switch = isinstance(value, bool) and (resolved.flag is None or resolved.flag.arity == "0")
+    is_switch = isinstance(value, bool) and (resolved.flag is None or resolved.flag.arity(options.version) == "0")
     if value == [] or (is_switch and not value):
         return
     if is_switch:
