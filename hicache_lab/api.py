@@ -142,7 +142,9 @@ def largest(
     """
     from hicache_lab.preflight import advise
 
-    return advise(_asked(model, sglang_version, facts), accepted=tuple(accepted))
+    return advise(
+        _asked(model, sglang_version, facts), accepted=(accepted,) if isinstance(accepted, str) else tuple(accepted)
+    )
 
 
 def across_releases(question: Question) -> dict[str, Answer]:

@@ -210,3 +210,22 @@ def test_models_and_releases_are_tables(records: dict[str, Any]) -> None:
     assert {"0.5.19"} <= {row["from release"] for row in records["releases"]}
     one = hl.releases("0.5.8").frame
     assert list(one.columns) == ["question", "SGLang 0.5.8", "since"]
+
+
+def test_one_accepted_verdict_may_be_a_text_and_an_unknown_one_is_named() -> None:
+    facts = {"tp_size": 8, "device_tokens": 116_000, "host_ram": "449GB", "available": "445GB"}
+    assert hl.largest("kimi-k2.5", "0.5.8", accepted="FITS", **facts).size_gb == 48
+    with pytest.raises(UsageError, match=r"accepted: expected a tuple of FITS, TIGHT.*got \('FIT',\)"):
+        hl.largest("kimi-k2.5", "0.5.8", accepted=("FIT",), **facts)
+
+
+def test_a_curve_counts_blocks_or_tokens() -> None:
+    with pytest.raises(UsageError, match="count: expected blocks or tokens, got 'foo'"):
+        hl.hit_curve(hl.read_trace("multi_turn"), count="foo")
+
+
+def test_a_repr_stays_one_line_whatever_a_name_holds() -> None:
+    inline = {"name": "a\nb\x1b[31m", "kind": "gqa", "num_hidden_layers": 2, "num_key_value_heads": 8, "head_dim": 128}
+    answer = hl.plan(inline, "0.5.8", tp_size=1, device_tokens=1000, hicache_size=1, host_ram="64GB")
+    assert "\n" not in repr(answer) + repr(answer.question)
+    assert "\x1b" not in repr(answer)

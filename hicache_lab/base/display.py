@@ -21,6 +21,11 @@ def door() -> Any:
     return api
 
 
+def one_line(text: str) -> str:
+    """A name from outside for a ``repr``: what is not printable does not break the line."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
 class Displayed:
     """A record that a notebook shows as a table, and that leads on to its figure and its plain data."""
 

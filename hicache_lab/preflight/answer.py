@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from hicache_lab.base.display import Displayed, door
+from hicache_lab.base.display import Displayed, door, one_line
 from hicache_lab.base.units import format_gb, gb
 from hicache_lab.preflight.contradictions import Refusal
 from hicache_lab.preflight.orders import Order
@@ -56,7 +56,7 @@ class Answer(Displayed):
     provenance: str = field(default="computed")
 
     def __repr__(self) -> str:
-        model, release = self.question.geometry.name, self.question.rules.version
+        model, release = one_line(self.question.geometry.name), self.question.rules.version
         ranks = f", {self.ranks_on_host} × {format_gb(self.per_rank_bytes)}" if self.per_rank_bytes else ""
         return f"Answer({self.verdict}: {model} on {release}{ranks})"
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
+from hicache_lab.base.errors import UsageError
 from hicache_lab.base.units import GB
-from hicache_lab.preflight.answer import Advice, Answer
+from hicache_lab.preflight.answer import Advice, Answer, Verdict
 from hicache_lab.preflight.decode import builds_host_pools
 from hicache_lab.preflight.question import Question
 from hicache_lab.preflight.verdict import assess, stopping_rejections
@@ -92,6 +94,9 @@ def advise(question: Question, *, accepted: tuple[str, ...] = ("FITS",)) -> Advi
         The largest whole --hicache-size and the largest --hicache-ratio in tenths. The two are different settings:
         a ratio follows the device pool, a size does not.
     """
+    unknown = set(accepted) - set(get_args(Verdict))
+    if isinstance(accepted, str) or unknown:
+        raise UsageError(f"accepted: expected a tuple of {', '.join(get_args(Verdict))}, got {accepted!r}")
     limit = question.limit_bytes
     # a line that the server's parser refuses for another flag starts with no size at all
     others = (one for one in stopping_rejections(question) if one.flag not in _TIER_FLAGS)

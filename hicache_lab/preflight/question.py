@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hicache_lab.base.display import one_line
 from hicache_lab.base.units import format_gb
 from hicache_lab.host import HostMemory
 from hicache_lab.sglang.launch import LaunchConfig
@@ -49,7 +50,9 @@ class Question:
 
     def __repr__(self) -> str:
         host = "no host" if self.host is None else f"{format_gb(self.host.effective_available_bytes)} available"
-        return f"Question({self.geometry.name} on {self.rules.version}, {self.config.processes} ranks, {host})"
+        return (
+            f"Question({one_line(self.geometry.name)} on {self.rules.version}, {self.config.processes} ranks, {host})"
+        )
 
     @property
     def limit_bytes(self) -> int | None:

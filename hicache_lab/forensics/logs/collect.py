@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hicache_lab.base.display import Displayed
+from hicache_lab.base.display import Displayed, one_line
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.assemble import Assembler
 from hicache_lab.forensics.logs.pipeline import beginning, parts_of, whole_chunk
@@ -52,6 +52,7 @@ class Log(Displayed):
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.sources[:3]) + (", …" if len(self.sources) > 3 else "")
+        names = one_line(names)
         return f"Log({names}: {self.lines:,} lines, {self.recognised_lines:,} recognised, {len(self.runs)} launches)"
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from hicache_lab.base.display import Displayed
+from hicache_lab.base.display import Displayed, one_line
 from hicache_lab.base.errors import UsageError
 from hicache_lab.traffic.traces import Trace
 
@@ -48,7 +48,7 @@ class HitCurve(Displayed):
 
     def __repr__(self) -> str:
         most = self.largest_useful_blocks * self.block_tokens
-        return f"HitCurve({self.origin}: up to {self.ceiling:.2%} of {self.count} at {most:,} tokens)"
+        return f"HitCurve({one_line(self.origin)}: up to {self.ceiling:.2%} of {self.count} at {most:,} tokens)"
 
     @property
     def largest_useful_blocks(self) -> int:
@@ -97,13 +97,15 @@ def hit_curve(trace: Trace, *, count: Count = "blocks", count_from: int = 0) -> 
 
     Raises:
         InputError: the trace holds lengths only.
-        UsageError: ``count_from`` leaves no request.
+        UsageError: ``count_from`` leaves no request, or ``count`` is neither.
     """
     from hicache_lab.traffic.cachesim import _loops
 
     trace.require_prefixes("a hit-rate curve")
     if not 0 <= count_from < trace.requests:
         raise UsageError(f"warm-up: expected 0 to {trace.requests - 1} requests, got {count_from}")
+    if count not in ("blocks", "tokens"):
+        raise UsageError(f"count: expected blocks or tokens, got {count!r}")
     in_tokens = count == "tokens"
     asked = trace.input_tokens if in_tokens else trace.prompt_blocks
     # half the memory traffic where the numbers allow it; hits_at gives 64-bit numbers either way

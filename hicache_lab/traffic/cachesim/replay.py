@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from hicache_lab.base.display import Displayed
+from hicache_lab.base.display import Displayed, one_line
 from hicache_lab.traffic.cachesim.nodes import MovedTokens
 from hicache_lab.traffic.cachesim.scheduler import Scheduler
 from hicache_lab.traffic.cachesim.settings import ReplaySettings
@@ -52,7 +52,7 @@ class ReplayResult(TierHits, Displayed):
 
     def __repr__(self) -> str:
         tiers = f"{self.device_rate:.2%} on the device, {self.host_rate:.2%} from the host"
-        return f"ReplayResult({self.origin} on {self.settings.release}: {tiers})"
+        return f"ReplayResult({one_line(self.origin)} on {self.settings.release}: {tiers})"
 
 
 def replay(trace: Trace, settings: ReplaySettings) -> ReplayResult:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from hicache_lab.base.display import Displayed
+from hicache_lab.base.display import Displayed, one_line
 from hicache_lab.base.errors import InputError, UsageError
 
 Ints = npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ class Trace(Displayed):
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"Trace({self.origin}: {self.requests:,} requests, {self.total_input_tokens:,} prompt tokens)"
+        return f"Trace({one_line(self.origin)}: {self.requests:,} requests, {self.total_input_tokens:,} prompt tokens)"
 
     @property
     def requests(self) -> int:
