@@ -50,7 +50,7 @@ def test_a_line_form_is_an_entry_of_the_table_alone(tmp_path: Path) -> None:
         ('groups = ["step"]', 'groups = ["steps"]', "line.weights.*steps"),
         ("elapsed_s__float} s", "elapsed__float} s", "line.weights.*Milestone.*elapsed"),
         ('"elapsed_s__float"', '"elapsed_s__hours"', "line.weights.*Milestone.*elapsed_s"),
-        ("{ name =", "{ nam =", "line.weights.*Milestone.*nam"),
+        ("{ name =", "{ nom =", "line.weights.*Milestone.*nom"),
         ("const =", "constant =", "line.weights.*constant"),
         ("[batch_columns]", "", "batch_columns"),
         ("[line.weights]", "[line.weights", "table.toml"),
