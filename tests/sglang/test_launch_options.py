@@ -260,3 +260,9 @@ def test_only_one_config_file(tmp_path: Path) -> None:
 def test_without_a_folder_the_config_file_stays_unread_and_that_is_said() -> None:
     config = parse_launch("sglang serve m --config a.yaml")
     assert config.notes == ("--config a.yaml was not read: what it sets is not known here",)
+
+
+def test_a_value_that_only_some_releases_take_is_kept_while_the_release_is_not_known() -> None:
+    """--hybrid-kvcache-ratio took a number up to 0.5.7 and is a switch from 0.5.8 on."""
+    config = parse_launch([*LAUNCH, "--hybrid-kvcache-ratio", "0.5"])
+    assert refusals(config, "0.5.5.post3") == ()

@@ -74,7 +74,9 @@ class Flag:
         return self.period(version) is not None
 
     def arity(self, version: Version | None = None) -> str:
-        """How many values it takes: 0, 1, ?, + or *."""
+        """How many values it takes: 0, 1, ?, + or *; of no release, as many as any release takes."""
+        if version is None and len(arities := {period.arity for period in self.periods}) > 1:
+            return "*" if arities & {"+", "*"} else "?"
         return (self.period(version) or self.periods[-1]).arity
 
     @property
