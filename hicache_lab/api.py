@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from hicache_lab.base.display import Markdown, Rows
 from hicache_lab.base.errors import InputError, UsageError
@@ -42,15 +42,16 @@ if TYPE_CHECKING:
     from hicache_lab.traffic.traces import Trace
 
     Model = str | Path | Mapping[str, Any] | ModelGeometry
+    Asked: TypeAlias = Question | Answer
     Paths = str | Path | Sequence[str | Path]
 
 
-def plan(model: Model | Question, sglang_version: str | None = None, **facts: Any) -> Answer:
+def plan(model: Model | Asked, sglang_version: str | None = None, **facts: Any) -> Answer:
     """What a launch takes per pool, rank and host, and whether it fits (``hicache-lab plan``).
 
     Args:
-        model: a catalogue name (``hl.models()``), a hub id, the path of a config.json, or a geometry; or a question
-            that was asked already (``answer.question``), which needs nothing else.
+        model: a catalogue name (``hl.models()``), a hub id, the path of a config.json, or a geometry; or an
+            answer or its question (``answer.question``), which needs nothing else.
         sglang_version: the release, e.g. "0.5.8".
         **facts: SGLang's flags under their own names (``tp_size=8, hicache_size=48`` in GB (1e9) per rank,
             ``hicache_ratio=2.5, page_size=64`` …); the host (``host_ram="449GB", available="445GB", hugepages,
@@ -70,10 +71,13 @@ def plan(model: Model | Question, sglang_version: str | None = None, **facts: An
     return assess(_asked(model, sglang_version, facts))
 
 
-def _asked(model: Model | Question, sglang_version: str | None, facts: Mapping[str, Any]) -> Question:
-    from hicache_lab.preflight import Question, ask
+def _asked(model: Model | Asked, sglang_version: str | None, facts: Mapping[str, Any]) -> Question:
+    from hicache_lab.preflight import Answer, Question, ask
+    from hicache_lab.preflight.ask import check_names
 
+    model = model.question if isinstance(model, Answer) else model
     if not isinstance(model, Question):
+        check_names(facts)
         return ask(model, sglang_version, **facts)
     if sglang_version is not None or facts:
         raise UsageError(f"{next(iter(facts), 'sglang_version')}: the question has its own facts; ask a new one")
@@ -81,7 +85,12 @@ def _asked(model: Model | Question, sglang_version: str | None, facts: Mapping[s
 
 
 def preflight(
-    launch: str | Path | Sequence[str], sglang_version: str | None = None, *, this_host: bool = False, **facts: Any
+    launch: str | Path | Sequence[str],
+    sglang_version: str | None = None,
+    *,
+    model: Model | None = None,
+    this_host: bool = False,
+    **facts: Any,
 ) -> Answer:
     """The same from a launch as it is pasted (``hicache-lab preflight``).
 
@@ -89,6 +98,7 @@ def preflight(
         launch: a launch line, a docker command, a Kubernetes, compose or systemd file as text or as words, or the
             path of such a file.
         sglang_version: the release; None takes the one that the container's image names.
+        model: as for ``plan``, where the launch's own path says nothing; None takes the launch's own.
         this_host: judge for this machine as it is now, instead of a stated host.
         **facts: as for ``plan``; a flag given here replaces the launch's own.
 
@@ -99,11 +109,13 @@ def preflight(
     """
     from hicache_lab.host import read_host
     from hicache_lab.preflight import ask, assess
+    from hicache_lab.preflight.ask import check_names
     from hicache_lab.sglang.launch import parse_launch
 
+    check_names(facts)
     text, folder = _paste(launch)
     config = parse_launch(text, sglang_version=sglang_version, base_dir=folder)
-    return assess(ask(None, sglang_version, config=config, host=read_host() if this_host else None, **facts))
+    return assess(ask(model, sglang_version, config=config, host=read_host() if this_host else None, **facts))
 
 
 def _paste(launch: str | Path | Sequence[str]) -> tuple[str | Sequence[str], Path]:
@@ -115,11 +127,15 @@ def _paste(launch: str | Path | Sequence[str]) -> tuple[str | Sequence[str], Pat
             return path.read_text(encoding="utf-8", errors="replace"), path.resolve().parent
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}; give a launch line, or the path of a file with one") from None
+    if not isinstance(launch, str):
+        launch = list(launch) if isinstance(launch, Iterable) else [launch]
+        if not launch or not all(isinstance(word, str) for word in launch):
+            raise UsageError(f"launch: expected a launch line, its words or the path of a file, got {launch}")
     return launch, Path.cwd()
 
 
 def largest(
-    model: Model | Question,
+    model: Model | Asked,
     sglang_version: str | None = None,
     *,
     accepted: Sequence[str] = ("FITS",),
@@ -147,15 +163,20 @@ def largest(
     )
 
 
-def across_releases(question: Question) -> dict[str, Answer]:
+def across_releases(question: Asked) -> dict[str, Answer]:
     """The same launch under every examined release that has ``--hicache-size``.
 
     Args:
-        question: the launch (``answer.question``).
-    """
-    from hicache_lab.preflight import across_releases
+        question: the launch: an answer or its question (``answer.question``).
 
-    return across_releases(question)
+    Raises:
+        UsageError: neither.
+    """
+    from hicache_lab.preflight import Answer, Question, across_releases
+
+    if not isinstance(question, Answer | Question):
+        raise UsageError(f"across_releases: expected an answer of plan or its question, got {question!r}")
+    return across_releases(_asked(question, None, {}))
 
 
 def explain(answer: Answer, advice: Advice | None = None) -> str:
@@ -179,10 +200,11 @@ def read_log(paths: Paths) -> Log:
 
     Raises:
         InputError: a file is missing or cannot be read.
+        UsageError: no path.
     """
     from hicache_lab.forensics.logs.collect import read_log
 
-    return read_log(paths)
+    return read_log(_listed(paths))
 
 
 def diagnose(
@@ -204,17 +226,19 @@ def diagnose(
 
     Raises:
         InputError: a file is missing, or nothing in the logs comes from SGLang.
-        UsageError: a quantity without its unit.
+        UsageError: no path, a name that is not known, a quantity without its unit, or a number that cannot be meant.
     """
     from hicache_lab.forensics.incident import diagnose, gather
     from hicache_lab.forensics.incident.question import stated_facts
 
-    logs = [str(path) for path in _listed(paths)]
-    return diagnose(gather(logs, kernel_logs=kernel_log, memory=memory, **stated_facts(facts)))
+    return diagnose(gather(_listed(paths), kernel_logs=kernel_log, memory=memory, **stated_facts(facts)))
 
 
-def _listed(paths: Paths) -> list[str | Path]:
-    return [paths] if isinstance(paths, str | Path) else list(paths)
+def _listed(paths: Paths) -> list[str]:
+    listed: list[Any] = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
+    if not listed or not all(isinstance(path, str | Path) for path in listed):
+        raise UsageError(f"expected a path, or at least one in a list, got {paths!r}")
+    return [str(path) for path in listed]
 
 
 def read_trace(name: str | Path, **reading: Any) -> Trace:
@@ -241,13 +265,16 @@ def hit_curve(
     Args:
         trace: a trace, or what ``read_trace`` takes.
         count: what hits count.
-        warm_up: share of the requests that only warm the cache, 0 … 1.
+        warm_up: share of the requests that only warm the cache, 0 to below 1.
 
     Raises:
         InputError: the trace holds lengths only.
+        UsageError: another ``count`` or ``warm_up``.
     """
     from hicache_lab.traffic.cachesim import hit_curve
 
+    if isinstance(warm_up, bool) or not isinstance(warm_up, int | float) or not 0 <= warm_up < 1:
+        raise UsageError(f"warm_up: expected a share from 0 to below 1, got {warm_up!r}")
     read = read_trace(trace) if isinstance(trace, str | Path) else trace
     return hit_curve(read, count=count, count_from=int(read.requests * warm_up))
 
@@ -309,7 +336,7 @@ def compare(runs: Paths, *, baseline: str = "", objective: str = "") -> Comparis
     """
     from hicache_lab.sweeps import collect, compare_collection
 
-    collection = collect([str(path) for path in _listed(runs)])
+    collection = collect(_listed(runs))
     return compare_collection(collection, baseline=baseline, objective=objective)
 
 

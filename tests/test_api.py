@@ -229,3 +229,69 @@ def test_a_repr_stays_one_line_whatever_a_name_holds() -> None:
     answer = hl.plan(inline, "0.5.8", tp_size=1, device_tokens=1000, hicache_size=1, host_ram="64GB")
     assert "\n" not in repr(answer) + repr(answer.question)
     assert "\x1b" not in repr(answer)
+
+
+FACTS = {"tp_size": 8, "hicache_size": 48, **HOST}
+WRONG: dict[str, Any] = {
+    "plan with a container": lambda answer: hl.plan("kimi-k2.5", "0.5.8", host="x", **FACTS),
+    "plan with a config": lambda answer: hl.plan("kimi-k2.5", "0.5.8", config=answer.question.config, **FACTS),
+    "largest with a config": lambda answer: hl.largest("kimi-k2.5", "0.5.8", config="x", **FACTS),
+    "preflight with a config": lambda answer: hl.preflight(LINE, "0.5.8", config="x", **HOST),
+    "preflight with overrides": lambda answer: hl.preflight(LINE, "0.5.8", geometry_overrides={}, **HOST),
+    "preflight of nothing": lambda answer: hl.preflight(None),
+    "preflight of no words": lambda answer: hl.preflight([]),
+    "preflight of a number": lambda answer: hl.preflight(["sglang", 8]),
+    "across releases of a name": lambda answer: hl.across_releases("kimi-k2.5"),
+    "read_log of nothing": lambda answer: hl.read_log([]),
+    "read_log of None": lambda answer: hl.read_log(None),
+    "diagnose of nothing": lambda answer: hl.diagnose([]),
+    "compare of nothing": lambda answer: hl.compare([]),
+    "warm-up in words": lambda answer: hl.hit_curve("multi_turn", warm_up="x"),
+    "warm-up of everything": lambda answer: hl.hit_curve("multi_turn", warm_up=1),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
+def test_what_the_door_does_not_take_is_a_usage_error(records: dict[str, Any], call: Any) -> None:
+    with pytest.raises(UsageError):
+        call(records["plan"])
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"), [("tp_size", "x"), ("tp_size", -8), ("tp_size", 0), ("device_tokens", -1), ("mamba_slots", "x")]
+)
+def test_a_number_that_cannot_be_meant_is_refused_by_every_function(fact: str, value: object) -> None:
+    option = "--" + fact.replace("_", "-")
+    with pytest.raises(UsageError, match=option):
+        hl.diagnose(INCIDENT, **{fact: value})
+    with pytest.raises(UsageError, match=option):
+        hl.plan("kimi-k2.5", "0.5.8", **{fact: value})
+
+
+def test_the_command_refuses_them_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(INCIDENT), "--tp-size=-8"]) == 2
+    assert "--tp-size: expected at least 1, got -8" in capsys.readouterr().err
+
+
+def test_a_flag_that_plan_sets_by_itself_may_be_given() -> None:
+    assert hl.plan("kimi-k2.5", "0.5.8", enable_hierarchical_cache=True, **FACTS) == hl.plan(
+        "kimi-k2.5", "0.5.8", **FACTS
+    )
+    assert hl.plan("kimi-k2.5", "0.5.8", enable_hierarchical_cache=False, **FACTS).host_bytes == 0
+    with pytest.raises(UsageError, match="--tp-size: expected a whole number"):
+        hl.plan("kimi-k2.5", "0.5.8", tp_size="8")
+
+
+def test_an_answer_stands_for_its_question(records: dict[str, Any]) -> None:
+    answer = records["plan"]
+    assert hl.plan(answer) == answer
+    assert hl.largest(answer) == answer.advice
+    assert hl.across_releases(answer) == hl.across_releases(answer.question)
+    with pytest.raises(UsageError, match="tp_size: the question has its own facts"):
+        hl.largest(answer, tp_size=4)
+
+
+def test_preflight_takes_the_model_that_the_line_does_not_tell(records: dict[str, Any]) -> None:
+    line = f"{LINE} --hicache-size 300".replace("moonshotai/Kimi-K2.5", "/models/m")
+    answer = hl.preflight(line, "0.5.8", model="kimi-k2.5", device_tokens=116_000, **HOST)
+    assert answer.host_bytes == records["preflight"].host_bytes

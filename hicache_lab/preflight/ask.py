@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hicache_lab.base.errors import UsageError
+from hicache_lab.base.errors import UsageError, did_you_mean
 from hicache_lab.base.units import GB, MIB, parse_bytes
 from hicache_lab.host import CgroupLevel, CgroupMemory, HostMemory
 from hicache_lab.preflight.question import Question
@@ -142,6 +141,18 @@ def release_of(config: LaunchConfig, stated: str | None = None) -> tuple[str, st
     raise UsageError("--sglang-version: give the SGLang release (pip show sglang), e.g. --sglang-version 0.5.8")
 
 
+def check_names(facts: Iterable[str]) -> None:
+    """Check that every name is a flag of SGLang's or a fact that ``ask`` knows; its own parameters are neither.
+
+    Raises:
+        UsageError: names the first that is not, and the nearest that is known.
+    """
+    known = {*FLAG_FIELDS, *HOST_FACTS, *DEVICE_FACTS, *OTHER_FACTS} - {"model", "host"}
+    for name in facts:
+        if name not in known:
+            raise UsageError(f"{name}: not a flag or fact known here{did_you_mean(name, sorted(known))}")
+
+
 def ask(
     model: str | Path | Mapping[str, Any] | ModelGeometry | None = None,
     sglang_version: str | None = None,
@@ -169,13 +180,9 @@ def ask(
         UsageError: an unknown name (with a suggestion), a quantity without its unit, no model or release.
         UnknownFact: a model or release that is not known.
     """
+    check_names(facts)
     flags = {name: _whole(facts.pop(name), FIELD_TYPES[name]) for name in list(facts) if name in FLAG_FIELDS}
     facts = {name: _whole(value, int if name in _WHOLE_FACTS else None) for name, value in facts.items()}
-    known = (*HOST_FACTS, *DEVICE_FACTS, *OTHER_FACTS)
-    for name in facts:
-        if name not in known:
-            close = get_close_matches(name, [*known, *FLAG_FIELDS], n=1)
-            raise UsageError(f"{name}: not a flag or fact known here{f'; did you mean {close[0]}?' if close else ''}")
     if config is not None and not isinstance(config, LaunchConfig):
         config = parse_launch(config, sglang_version=sglang_version)
     model = config.model if model is None and config is not None else model
@@ -183,7 +190,8 @@ def ask(
         raise UsageError("--model: the launch line names no --model-path; give --model")
     geometry = model if isinstance(model, ModelGeometry) else load_geometry(model, overrides=geometry_overrides)
     if config is None:
-        config = LaunchConfig(model=geometry.name, enable_hierarchical_cache=True, **flags)
+        stated = {name: value for name, value in flags.items() if value is not None}
+        config = LaunchConfig(model=geometry.name, **({"enable_hierarchical_cache": True} | stated))
     elif flags:
         config = changed(config, flags)
     check_numbers(config)
@@ -236,24 +244,33 @@ def _whole(value: Any, kind: type | None) -> Any:
     return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Sizes of groups and pages must be at least 1 and can be meant, and a ratio a finite number; None is not given.
+
+    Raises:
+        UsageError: names the flag.
+    """
+    check_type(name, value)
+    if value is None:
+        return
+    if name in _AT_LEAST_ONE and value < 1:
+        raise UsageError(f"{_option(name)}: expected at least 1, got {value}")
+    if name in _AT_LEAST_ONE and value > _AT_LEAST_ONE[name]:
+        raise UsageError(f"{_option(name)}: expected at most {_AT_LEAST_ONE[name]}, got {value}")
+    if name in _BETWEEN:
+        is_meant, expected = _BETWEEN[name]
+        if not is_meant(value):
+            raise UsageError(f"{_option(name)}: expected {expected}, got {value}")
+
+
 def check_numbers(config: LaunchConfig) -> None:
-    """Sizes of groups and pages must be at least 1 and can be meant, and a ratio a finite number.
+    """Every flag of a launch as ``check_flag`` wants it, and numbers of ranks that agree with each other.
 
     Raises:
         UsageError: names the flag.
     """
     for name, value in config.given():
-        check_type(name, value)
-    for name, most in _AT_LEAST_ONE.items():
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UsageError(f"{_option(name)}: expected at least 1, got {value}")
-        if value is not None and value > most:
-            raise UsageError(f"{_option(name)}: expected at most {most}, got {value}")
-    for name, (is_meant, expected) in _BETWEEN.items():
-        value = getattr(config, name)
-        if value is not None and not is_meant(value):
-            raise UsageError(f"{_option(name)}: expected {expected}, got {value}")
+        check_flag(name, value)
     if config.processes > _MOST_RANKS:
         raise UsageError(f"--tp-size × --pp-size × --dp-size: expected at most {_MOST_RANKS}, got {config.processes}")
     ranks, nodes = config.ranks_per_engine, config.nnodes or 1

@@ -15,7 +15,7 @@ from hicache_lab.base.errors import InputError, UnknownFact, UsageError
 from hicache_lab.base.units import GB, format_gb
 from hicache_lab.forensics.logs.fingerprints import ReleaseRange
 from hicache_lab.preflight import Advice, Answer, Question, advise, ask, assess, format_advice, with_ratio, with_size
-from hicache_lab.preflight.ask import DEVICE_FACTS, device_from_facts, host_from_facts, stated_bytes
+from hicache_lab.preflight.ask import DEVICE_FACTS, check_flag, device_from_facts, host_from_facts, stated_bytes
 from hicache_lab.preflight.question import pool_limit_bytes
 from hicache_lab.sglang.launch import LaunchConfig
 from hicache_lab.sglang.releases import READ, VERIFIED, parse_version, rules_for
@@ -62,12 +62,14 @@ def stated_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``Stated`` from facts under the command line's names: ``host_ram="449GB", sglang_version …``.
 
     Raises:
-        UsageError: a name that is not known, or a quantity without its unit.
+        UsageError: a name that is not known, a quantity without its unit, or a number that cannot be meant.
     """
     flags = {"sglang_version" if name == "release" else name.removesuffix("_bytes"): name for name in _STATED}
     unknown = next((name for name in facts if name not in flags), None)
     if unknown is not None:
         raise UsageError(f"{unknown}: not a fact of an incident; known are {', '.join(flags)}")
+    check_flag("tp_size", facts.get("tp_size"))
+    device_from_facts(facts)
     return {flags[name]: stated_bytes(facts, name) if flags[name].endswith("_bytes") else facts[name] for name in facts}
 
 
