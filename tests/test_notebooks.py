@@ -204,6 +204,11 @@ def test_03_answers_before_the_controls(tmp_path: Path) -> None:
     assert "open this notebook in JupyterLab" in page
 
 
+def test_04_takes_no_overhead_as_not_given(tmp_path: Path) -> None:
+    result = run("04_preflight", tmp_path / "run", host_ram="449GB", available="445GB", overhead="")
+    assert result.value("largest_size_gb") == 48
+
+
 @pytest.mark.parametrize("host_ram", ["449GB", ""], ids=["stated", "this-machine"])
 def test_04_judges_a_line_on_a_host(tmp_path: Path, host_ram: str) -> None:
     result = run("04_preflight", tmp_path / "run", host_ram=host_ram, available="445GB" if host_ram else "")

@@ -46,6 +46,12 @@ class CatalogueEntry:
         full = (self.name, self.hf_id, *self.aliases)
         return (*full, *(name.split("/")[-1] for name in full[1:]))
 
+    def repository(self, name: str) -> str:
+        """The hub repository that one of its names means: an alias stays itself, because its caches may differ."""
+        wanted = name.strip().casefold()
+        hub = (one for one in (self.hf_id, *self.aliases) if "/" in one)
+        return next((one for one in hub if wanted in (one.casefold(), one.split("/")[-1].casefold())), self.hf_id)
+
     def asks_fp8_kv(self, name: str) -> bool:
         """Whether the checkpoint of that name stores keys and values in fp8 unless told otherwise."""
         wanted = name.strip().casefold()

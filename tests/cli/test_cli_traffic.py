@@ -169,11 +169,13 @@ def test_simulate_blocks(capsys: pytest.CaptureFixture[str]) -> None:
         ([*SMALL, "--turnaround-steps", "1"], 2, "give --concurrency too"),
         ([*SMALL, "--concurrency", "4", "--turnaround-steps=-1"], 2, "--turnaround-steps: expected at least 0"),
         ([*SMALL, "--host-tokens", "100000", "--hicache-ratio", "3"], 2, "--host-tokens"),
-        (["simulate", TRACE, "--device-tokens", "90000", "--by-request", "/nonexistent/rows.csv"], 2, "--by-request"),
+        (["simulate", TRACE, "--device-tokens", "90000", "--by-request", "{tmp}/missing/rows.csv"], 2, "--by-request"),
     ],
 )  # fmt: skip
-def test_bad_input_is_named(words: list[str], code: int, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == code
+def test_bad_input_is_named(
+    words: list[str], code: int, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.replace("{tmp}", str(tmp_path)) for word in words]) == code
     assert complaint in capsys.readouterr().err
 
 

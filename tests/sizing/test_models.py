@@ -28,6 +28,13 @@ def test_an_entry_is_what_it_says(entry: CatalogueEntry) -> None:
         assert find(name) is entry, f"{name} leads to {find(name).name}"
 
 
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_the_hub_id_of_an_entry_is_sized_as_its_name(entry: CatalogueEntry) -> None:
+    assert load_geometry(entry.hf_id) == load_geometry(entry.name)
+    for name in entry.names:
+        assert load_geometry(entry.repository(name)) == load_geometry(name), name
+
+
 @pytest.mark.parametrize("name", ["kimi-k2.5", "moonshotai/Kimi-K2.5", " KIMI-K2.5 ", "nvidia/kimi-k2.5-nvfp4"])
 def test_names_are_found_in_any_case(name: str) -> None:
     assert find(name).name == "Kimi-K2.5"

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from hicache_lab.preflight import explain
+from hicache_lab.preflight import ask, assess, explain
 from hicache_lab.sglang.launch import parse_launch
+from hicache_lab.sizing.models import catalogue
 from hicache_lab.views.figures import tuner_data, tuner_figure
 from hicache_lab.views.widgets import Tuner, TunerSettings
-from hicache_lab.views.widgets.tuner import judge
+from hicache_lab.views.widgets.tuner import judge, launch_line
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:ipywidgets")
 
@@ -97,3 +98,11 @@ def test_every_model_and_release_can_be_chosen(tuner: Tuner) -> None:
         for value in tuner.controls[name].options:
             tuner.controls[name].value = value
             assert "hicache-verdict" in tuner.words.value, value
+
+
+@pytest.mark.parametrize("model", [name for entry in catalogue() for name in (entry.name, *entry.fp8_kv)])
+def test_the_launch_line_describes_the_answer_it_stands_under(model: str) -> None:
+    settings = TunerSettings(model, "0.5.17", tp_size=1, mode="ratio", hicache_ratio=2.5)
+    answer, _ = judge(settings)
+    again = assess(ask(None, "0.5.17", config=launch_line(answer), device_tokens=116_000))
+    assert again.per_rank_bytes == answer.per_rank_bytes

@@ -110,16 +110,25 @@ def judge(settings: TunerSettings) -> tuple[Answer, Advice]:
 
 
 def launch_line(answer: Answer) -> str:
-    """The launch line that was judged, ready to paste; what is the default stays out."""
+    """The launch line that was judged, ready to paste; what is the default stays out.
+
+    A repository whose checkpoint asks for an fp8 KV cache and a plain one of the same model take different room, and a
+    question knows its model by the catalogue's name: what the checkpoint asked for is then written out.
+    """
     config = answer.question.config
+    checkpoint_dtype = answer.question.geometry.checkpoint_kv_dtype
+    kv_cache_dtype = _unless(config.kv_cache_dtype, "auto")
+    model = _hub_name(config.model or "")
+    if checkpoint_dtype and kv_cache_dtype is None and is_known(model) and not find(model).asks_fp8_kv(model):
+        kv_cache_dtype = checkpoint_dtype
     return render_launch(
         replace(
             config,
-            model=_hub_name(config.model or ""),
+            model=model,
             pp_size=_unless(config.pp_size, 1),
             dp_size=_unless(config.dp_size, 1),
             page_size=_unless(config.page_size, 1),
-            kv_cache_dtype=_unless(config.kv_cache_dtype, "auto"),
+            kv_cache_dtype=kv_cache_dtype,
         )
     )
 
@@ -129,7 +138,7 @@ def _unless(value: _T | None, default: _T) -> _T | None:
 
 
 def _hub_name(name: str) -> str:
-    return find(name).hf_id if is_known(name) else name
+    return find(name).repository(name) if is_known(name) else name
 
 
 class Tuner:
