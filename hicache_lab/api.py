@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from hicache_lab.base.display import Markdown, Rows
-from hicache_lab.base.errors import InputError, UsageError
+from hicache_lab.base.errors import InputError, UsageError, missing_packages_named
 
 __all__ = [
     "Markdown",
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from hicache_lab.traffic.cachesim import HitCurve, ReplayResult
     from hicache_lab.traffic.traces import Trace
 
-    Model = str | Path | Mapping[str, Any] | ModelGeometry
+    Model: TypeAlias = str | Path | Mapping[str, Any] | ModelGeometry
     Asked: TypeAlias = Question | Answer
-    Paths = str | Path | Sequence[str | Path]
+    Paths: TypeAlias = str | Path | Sequence[str | Path]
 
 
 def plan(model: Model | Asked, sglang_version: str | None = None, **facts: Any) -> Answer:
@@ -191,6 +191,7 @@ def explain(answer: Answer, advice: Advice | None = None) -> str:
     return explain(answer, advice)
 
 
+@missing_packages_named()
 def read_log(paths: Paths) -> Log:
     """What server logs say (``hicache-lab parse``): launches, ranks, pools, batches, throughput, errors.
 
@@ -207,6 +208,7 @@ def read_log(paths: Paths) -> Log:
     return read_log(_listed(paths))
 
 
+@missing_packages_named()
 def diagnose(
     paths: Paths,
     *,
@@ -241,6 +243,7 @@ def _listed(paths: Paths) -> list[str]:
     return [str(path) for path in listed]
 
 
+@missing_packages_named()
 def read_trace(name: str | Path, **reading: Any) -> Trace:
     """A workload trace from a file of any known format, or one that ships.
 
@@ -257,6 +260,7 @@ def read_trace(name: str | Path, **reading: Any) -> Trace:
     return load_workload(str(name), **reading)
 
 
+@missing_packages_named()
 def hit_curve(
     trace: Trace | str | Path, *, count: Literal["tokens", "blocks"] = "tokens", warm_up: float = 0.0
 ) -> HitCurve:
@@ -279,6 +283,7 @@ def hit_curve(
     return hit_curve(read, count=count, count_from=int(read.requests * warm_up))
 
 
+@missing_packages_named()
 def simulate(trace: Trace | str | Path, launch: Answer | None = None, **settings: Any) -> ReplayResult:
     """Replay a trace by a release's own cache rules: cached tokens by tier (``hicache-lab simulate``).
 
@@ -322,6 +327,7 @@ def _replay_settings(launch: Answer | None, settings: Mapping[str, Any]) -> Any:
         raise UsageError(f"simulate: {error}") from None
 
 
+@missing_packages_named()
 def compare(runs: Paths, *, baseline: str = "", objective: str = "") -> Comparison:
     """Runs side by side (``hicache-lab compare``): medians, intervals, and what is more than noise.
 
@@ -371,6 +377,7 @@ def releases(sglang_version: str | None = None) -> Rows:
     return Rows(change_rows() if sglang_version is None else rule_rows(rules_for(sglang_version)))
 
 
+@missing_packages_named()
 def markdown(record: object) -> str:
     """What a notebook shows for a record."""
     from hicache_lab.views import cells
@@ -378,6 +385,7 @@ def markdown(record: object) -> str:
     return cells.markdown(record)
 
 
+@missing_packages_named()
 def plot(record: object, theme: Literal["light", "dark"] = "light") -> Figure:
     """The figure of a record."""
     from hicache_lab.views import cells
@@ -385,6 +393,7 @@ def plot(record: object, theme: Literal["light", "dark"] = "light") -> Figure:
     return cells.plot(record, theme)
 
 
+@missing_packages_named()
 def to_dict(record: object) -> dict[str, Any]:
     """A record as plain values."""
     from hicache_lab.views import cells

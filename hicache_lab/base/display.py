@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from hicache_lab.base.errors import missing_packages_named
+
 if TYPE_CHECKING:
     from pandas import DataFrame
     from plotly.graph_objects import Figure
@@ -71,6 +73,7 @@ class Rows(list[dict[str, Any]]):
         return str(door().markdown(self))
 
     @property
+    @missing_packages_named()
     def frame(self) -> DataFrame:
         """The same as a DataFrame."""
         import pandas as pd

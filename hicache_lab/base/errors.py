@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class HicacheLabError(Exception):
@@ -34,6 +36,25 @@ class HostError(HicacheLabError):
 
 class ServerError(HicacheLabError):
     """A server could not be reached, is not SGLang, is not ready, or refused the request."""
+
+
+@contextmanager
+def missing_packages_named() -> Iterator[None]:
+    """What runs inside it (or is decorated with it) and lacks a package of others says which, and how to get it.
+
+    Raises:
+        HostError: a package that hicache_lab asks for is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in {"", "hicache_lab", *sys.stdlib_module_names}:
+            raise
+        raise HostError(
+            f"needs the package {package}, which is not installed; "
+            f"`pip install hicache-lab` brings it and all others, `pip install {package}` it alone"
+        ) from None
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import hicache_lab
-from hicache_lab.base.errors import HicacheLabError
+from hicache_lab.base.errors import HicacheLabError, missing_packages_named
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module below hicache_lab.cli, one line of help)
@@ -51,22 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def exit_code_of(name: str, command: Callable[[], int]) -> int:
     """Run a command; what it raises becomes one line on stderr, which begins with ``name``, and an exit code."""
     try:
-        code = command()
+        with missing_packages_named():
+            code = command()
         sys.stdout.flush()
         return code
     except HicacheLabError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in {"", "hicache_lab", *sys.stdlib_module_names}:
-            raise
-        print(
-            f"{name}: needs the package {package}, which is not installed; "
-            f"`pip install hicache-lab` brings it and all others, `pip install {package}` it alone",
-            file=sys.stderr,
-        )
-        return 1
     except BrokenPipeError:
         # the reader (head, less) has left: not our error, and nothing more may be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from hicache_lab.base.display import Displayed, door, one_line
+from hicache_lab.base.errors import missing_packages_named
 from hicache_lab.base.units import format_gb, gb
 from hicache_lab.preflight.contradictions import Refusal
 from hicache_lab.preflight.orders import Order
@@ -67,6 +68,7 @@ class Answer(Displayed):
         return advice
 
     @property
+    @missing_packages_named()
     def pools(self) -> DataFrame:
         """The host pools of the largest rank, and what all ranks of the host take of each."""
         import pandas as pd

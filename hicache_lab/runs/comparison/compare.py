@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from hicache_lab.base.display import Displayed
+from hicache_lab.base.display import Displayed, one_line
 from hicache_lab.base.errors import UsageError, did_you_mean
 from hicache_lab.runs.comparison.metrics import COSTS, OBJECTIVES, Direction, metric
 from hicache_lab.runs.comparison.observations import Observation
@@ -130,7 +130,7 @@ class Comparison(Displayed):
 
     def __repr__(self) -> str:
         runs = sum(len(setting.runs) for setting in self.settings)
-        return f"Comparison({len(self.settings)} settings, {runs} runs, against {self.baseline})"
+        return f"Comparison({len(self.settings)} settings, {runs} runs, against {one_line(self.baseline)})"
 
     def setting(self, label: str) -> Setting:
         """One setting by its label."""

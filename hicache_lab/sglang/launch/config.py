@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
+from hicache_lab.base.display import one_line
 from hicache_lab.base.errors import UsageError
 
 Value = str | tuple[str, ...] | None
@@ -208,7 +209,7 @@ class LaunchConfig:
         return (Rejection("--hicache-size", message),)
 
     def __repr__(self) -> str:
-        flags = " ".join(f"{flag_of(name)} {value}" for name, value in self.given())
+        flags = one_line(" ".join(f"{flag_of(name)} {value}" for name, value in self.given()))
         return f"LaunchConfig({flags[:100] + (' …' if len(flags) > 100 else '')})"
 
     def without_spelling(self) -> LaunchConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hicache_lab.base.display import one_line
 from hicache_lab.base.errors import UsageError
 from hicache_lab.sizing.rows import indexer_bytes_per_layer
 
@@ -209,7 +210,7 @@ class ModelGeometry:
         return self.kind != "dsv4"
 
     def __repr__(self) -> str:
-        return f"ModelGeometry({self.name}: {self.kind}, {self.num_layers} layers, {self.confidence})"
+        return f"ModelGeometry({one_line(self.name)}: {self.kind}, {self.num_layers} layers, {self.confidence})"
 
     @property
     def num_layers(self) -> int:
