@@ -31,6 +31,7 @@ _LINE = re.compile(
     r"^(?:<\d+>)?\[ *\d+\.\d{3,}\]|^\[[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \d{4}\]|\bkernel(?:\[\d+\])?: "
 )
 _PAGE = 4096
+_SIZES = ("total_vm_bytes", "anon_rss_bytes", "file_rss_bytes", "shmem_rss_bytes")
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def read_kernel_log(path: str, *, year: int | None = None) -> KernelLog:
             elif kills and kills[-1].resident_bytes is None and (match := _HELD.search(line)) is not None:
                 for held in _kills(f"Out of memory: Killed process {match[1]} {match[2]}", where):
                     if held.pid == kills[-1].pid:
-                        kills[-1] = _with_sizes(kills[-1], held)
+                        kills[-1] = replace(kills[-1], **{name: getattr(held, name) for name in _SIZES})
     reports.close()
     kills = kills or reports.kills
     if number and not known and not kills:
@@ -132,16 +133,6 @@ def _kills(message: str, where: SourceLine) -> Iterator[KernelOom]:
     for event in (*assembler.feed(message, where), *assembler.close()):
         if isinstance(event, KernelOom):
             yield event
-
-
-def _with_sizes(kill: KernelOom, held: KernelOom) -> KernelOom:
-    return replace(
-        kill,
-        total_vm_bytes=held.total_vm_bytes,
-        anon_rss_bytes=held.anon_rss_bytes,
-        file_rss_bytes=held.file_rss_bytes,
-        shmem_rss_bytes=held.shmem_rss_bytes,
-    )
 
 
 def _facts(log: KernelLog, line: str, where: SourceLine, seen_huge: set[str] | None) -> KernelLog:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from hicache_lab.base.errors import InputError
@@ -101,7 +102,14 @@ def holds_samples(path: str, lines: list[str]) -> bool:
 
 
 def _readers() -> tuple[Callable[[str, list[str]], Iterator[MemoryReading]], ...]:
-    return (_json_lines, _csv, _free, _vmstat, _meminfo, _node_exporter)
+    return (
+        _json_lines,
+        _csv,
+        _free,
+        _vmstat,
+        partial(_rows, row=_MEMINFO, begins="MemTotal"),
+        partial(_rows, row=_NODE),
+    )
 
 
 def _json_lines(path: str, lines: list[str]) -> Iterator[MemoryReading]:
@@ -266,14 +274,6 @@ def vmstat_unit(most: float) -> int:
     Judged by the most that was ever free or cached: below 2,000,000 it is MiB (2 GB in KiB would be no server's).
     """
     return MIB if 0 < most < 2e6 else KIB
-
-
-def _meminfo(path: str, lines: list[str]) -> Iterator[MemoryReading]:
-    return _rows(path, lines, _MEMINFO, begins="MemTotal")
-
-
-def _node_exporter(path: str, lines: list[str]) -> Iterator[MemoryReading]:
-    return _rows(path, lines, _NODE)
 
 
 def _rows(path: str, lines: list[str], row: re.Pattern[str], *, begins: str = "") -> Iterator[MemoryReading]:

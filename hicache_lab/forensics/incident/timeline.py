@@ -39,7 +39,8 @@ def timeline(facts: Facts) -> list[Moment]:
     moments = [moment for launch in run_facts(facts) for moment in _of_run(launch)]
     moments += _of_memory(facts)
     timed = sorted((m for m in moments if m.at is not None), key=lambda m: (m.at, m.source))
-    return timed + [m for m in moments if m.at is None] + _untimed_kills(facts)
+    untimed = [m for m in moments if m.at is None]
+    return timed + untimed + [_kill(kill) for kill in facts.kills if kill.at is None]
 
 
 def _of_run(launch: RunFacts) -> Iterator[Moment]:
@@ -48,7 +49,12 @@ def _of_run(launch: RunFacts) -> Iterator[Moment]:
         size = f" --hicache-size {launch.size_gb:g}" if launch.size_gb else ""
         ranks = f", {run.ranks} rank(s)" if run.ranks else ""
         yield Moment(args.at, "server", f"launch{size}{ranks}", launch.size_evidence[0], True)
-    yield from _milestones(run.of(ev.Milestone))
+    shown: set[str] = set()
+    for milestone in run.of(ev.Milestone):
+        name = milestone.name
+        if name in _STEPS and name not in shown:
+            shown.add(name)
+            yield Moment(milestone.at, "server", _STEPS[name], Evidence.of(milestone), name == "ready")
     pools = run.host_pools
     if pools:
         by_rank = run.host_bytes_by_rank()
@@ -82,16 +88,6 @@ _STEPS = {
 }
 
 
-def _milestones(milestones: Iterator[ev.Milestone]) -> Iterator[Moment]:
-    shown: set[str] = set()
-    for milestone in milestones:
-        if milestone.name in _STEPS and milestone.name not in shown:
-            shown.add(milestone.name)
-            yield Moment(
-                milestone.at, "server", _STEPS[milestone.name], Evidence.of(milestone), milestone.name == "ready"
-            )
-
-
 def _kill(kill: ev.KernelOom, shift: timedelta = timedelta()) -> Moment:
     held = f", {format_gb(kill.resident_bytes)} resident" if kill.resident_bytes else ""
     where = "in its control group" if kill.cgroup else "for the host's memory"
@@ -101,10 +97,6 @@ def _kill(kill: ev.KernelOom, shift: timedelta = timedelta()) -> Moment:
     at = kill.at + shift if kill.at is not None else None
     moved = f" (its clock says {kill.at:%H:%M:%S})" if shift else ""
     return Moment(at, "kernel", f"{what}{moved}", Evidence.of(kill), True, kill.comm or "")
-
-
-def _untimed_kills(facts: Facts) -> list[Moment]:
-    return [_kill(kill) for kill in facts.kills if kill.at is None]
 
 
 def _of_memory(facts: Facts) -> Iterator[Moment]:

@@ -326,14 +326,12 @@ class Assembler:
         own: dict[str, Any] = {}
         other: dict[str, float] = {}
         for column, value in batch.values.items():
-            if is_integer(column) and not math.isfinite(value):
-                continue
-            if column not in FIELDS:
-                other[column] = value
-            elif column in BOOLEANS:
-                own[column] = bool(value)
-            else:
-                own[column] = int(value) if is_integer(column) else value
+            if not is_integer(column) or math.isfinite(value):
+                convert = bool if column in BOOLEANS else int if is_integer(column) else float
+                if column in FIELDS:
+                    own[column] = convert(value)
+                else:
+                    other[column] = value
         return ev.Batch(
             **common,
             variant=batch.phase,

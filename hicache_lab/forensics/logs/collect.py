@@ -270,12 +270,11 @@ class _Stream:
     def _between(self, before: int, number: int) -> None:
         """Records that the fast path took came between two lines: they end a statement, and their ranks' tracebacks."""
         self._take(self.assembler.interrupt())
-        ranks = iter(self._ranks_between(before, number) if self.assembler.traced_ranks else ())
-        for rank in ranks:
+        ranks = self._ranks_between(before, number) if self.assembler.traced_ranks else []
+        for rank in ranks[:1]:
             self._take(self.assembler.close_traces(rank))
-            break
         self._take(self.assembler.end_death())
-        for rank in ranks:
+        for rank in ranks[1:]:
             self._take(self.assembler.close_traces(rank))
 
     def _ranks_between(self, before: int, number: int) -> list[ev.Rank]:

@@ -36,6 +36,9 @@ _HTTP = np.frombuffer(b" HTTP/", np.uint8)
 _TRUE = np.frombuffer(b"True", np.uint8)
 _FALSE = np.frombuffer(b"False", np.uint8)
 _POWERS = 10.0 ** np.arange(16)
+_LENGTHS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
+# days of the year before a month
+_BEFORE = np.cumsum(np.append(0, _LENGTHS))
 
 
 @part
@@ -77,20 +80,12 @@ def _two(b: Bytes, i: int) -> int:
 @part
 def _days(year: int, month: int, day: int) -> int:
     """Days since 1970-01-01 of a Gregorian date, −1 if there is no such day."""
-    if year < 1 or month < 1 or month > 12 or day < 1:
+    leap = 1 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 0
+    if year < 1 or month < 1 or month > 12 or day < 1 or day > _LENGTHS[month] + (leap if month == 2 else 0):
         return -1
-    length = 31
-    if month == 4 or month == 6 or month == 9 or month == 11:
-        length = 30
-    elif month == 2:
-        length = 29 if (year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)) else 28
-    if day > length:
-        return -1
-    y = year - (1 if month <= 2 else 0)
-    era = y // 400
-    yoe = y - era * 400
-    doy = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
-    return era * 146097 + yoe * 365 + yoe // 4 - yoe // 100 + doy - 719468
+    past = year - 1
+    before = past * 365 + past // 4 - past // 100 + past // 400 + int(_BEFORE[month]) + (leap if month > 2 else 0)
+    return before + day - 719163
 
 
 @part
@@ -190,21 +185,30 @@ def _after_value(b: Bytes, n: int, q: int) -> int:
 
 @part
 def _learn(
-    h: np.uint64, first: int, length: int,
-    key_table: Words, key_of: Shorts, column: Shorts, new_keys: Ints, counts: Ints,
-) -> int:  # fmt: skip
-    """The number of a key; a new one is noted with its place in the chunk. −1 when there are too many."""
-    at = _slot(key_table, h)
-    if key_table[at] == 0:
-        if counts[KEYS] >= MAX_KEYS:
+    h: np.uint64,
+    first: int,
+    length: int,
+    table: Words,
+    number_of: Shorts,
+    new: Ints,
+    counts: Ints,
+    of: int,
+    new_of: int,
+) -> int:
+    """The number of a key or a rank tag; a new one is noted with its place in the chunk. −1 when there are too many.
+
+    ``of`` and ``new_of`` are the places in ``counts`` of how many are known and how many are new.
+    """
+    at = _slot(table, h)
+    if table[at] == 0:
+        if counts[of] >= len(new):
             return -1
-        key_table[at] = h
-        key_of[at] = counts[KEYS]
-        new_keys[counts[NEW_KEYS], 0], new_keys[counts[NEW_KEYS], 1] = first, length
-        column[counts[KEYS]] = -1
-        counts[NEW_KEYS] += 1
-        counts[KEYS] += 1
-    return int(key_of[at])
+        table[at] = h
+        number_of[at] = counts[of]
+        new[counts[new_of], 0], new[counts[new_of], 1] = first, length
+        counts[new_of] += 1
+        counts[of] += 1
+    return int(number_of[at])
 
 
 @part
@@ -239,7 +243,7 @@ def _fields(
             h, begin = _key(b, n, q)
             if begin < 0:
                 return -1, known_keys, slot
-            key = _learn(h, q, begin - 2 - q, key_table, key_of, column, new_keys, counts)
+            key = _learn(h, q, begin - 2 - q, key_table, key_of, new_keys, counts, KEYS, NEW_KEYS)
             if key < 0:
                 return -1, known_keys, slot
             if slot < MAX_COLUMNS:
@@ -269,21 +273,6 @@ def _fields(
         if q < 0:
             return -1, known_keys, slot
     return q, known_keys, slot
-
-
-@part
-def _tag(first: int, length: int, h: np.uint64, tag_table: Words, tag_of: Shorts, new_tags: Ints, counts: Ints) -> int:
-    """The number of a rank tag; a new one is noted with its place in the chunk. −1 when there are too many."""
-    at = _slot(tag_table, h)
-    if tag_table[at] == 0:
-        if counts[TAGS] >= MAX_TAGS:
-            return -1
-        tag_table[at] = h
-        tag_of[at] = counts[TAGS]
-        new_tags[counts[NEW_TAGS], 0], new_tags[counts[NEW_TAGS], 1] = first, length
-        counts[NEW_TAGS] += 1
-        counts[TAGS] += 1
-    return int(tag_of[at])
 
 
 @part
@@ -437,7 +426,7 @@ def read_lines(
                 if kind >= 0 and kind != ACCESS:
                     m, iteration = _head(b, n, m)
                     if m >= 0:
-                        tag = _tag(first, q - first, h, tag_table, tag_of, new_tags, counts)
+                        tag = _learn(h, first, q - first, tag_table, tag_of, new_tags, counts, TAGS, NEW_TAGS)
                     if tag >= 0:
                         end, known_keys, slot = _fields(
                             b, n, m, kind, key_table, key_of, column, known, new_keys,

@@ -66,26 +66,14 @@ def allocations(log: Log) -> pd.DataFrame:
     """Host and device pools: one row a line, with ``tier``, ``pool``, ``tokens`` and ``bytes`` of one rank."""
     import pandas as pd
 
+    names = ["at", "file", "line", "run", "rank", "tier", "pool", "tokens", "bytes", "final"]
     rows = []
     for run in log.runs:
         pools: list[ev.HostPool | ev.DevicePool] = [*run.of(ev.HostPool), *run.of(ev.DevicePool)]
         for pool in pools:
-            tier = "host" if isinstance(pool, ev.HostPool) else "device"
-            rows.append(
-                {
-                    "at": pool.at,
-                    "file": pool.where.file,
-                    "line": pool.where.line,
-                    "run": run.index,
-                    "rank": pool.rank.label,
-                    "tier": tier,
-                    "pool": pool.pool,
-                    "tokens": pool.tokens,
-                    "bytes": pool.bytes,
-                    "final": getattr(pool, "final", True),
-                }
-            )
-    names = ["at", "file", "line", "run", "rank", "tier", "pool", "tokens", "bytes", "final"]
+            stands = (pool.at, pool.where.file, pool.where.line, run.index, pool.rank.label)
+            tier, final = ("device", pool.final) if isinstance(pool, ev.DevicePool) else ("host", True)
+            rows.append((*stands, tier, pool.pool, pool.tokens, pool.bytes, final))
     frame = pd.DataFrame(rows, columns=names)
     return frame.astype({"at": "datetime64[ms]", "tokens": "Int64", "bytes": "Int64"})
 
@@ -95,15 +83,7 @@ def errors(log: Log) -> pd.DataFrame:
     import pandas as pd
 
     rows = [
-        {
-            "at": event.at,
-            "file": event.where.file,
-            "line": event.where.line,
-            "run": run.index,
-            "rank": event.rank.label,
-            "kind": event.kind,
-            "text": event.text,
-        }
+        (event.at, event.where.file, event.where.line, run.index, event.rank.label, event.kind, event.text)
         for run in log.runs
         for event in run.events
         if event.is_error

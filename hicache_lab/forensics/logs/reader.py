@@ -25,7 +25,6 @@ CHUNK = 2 << 20
 _HEAD = 1 << 16
 # arguments take 16 KiB, a logged prompt of a million tokens some MiB; what is longer is no log line
 _MAX_LINE = 8 << 20
-_NEWLINE = 10
 _ROTATED = re.compile(
     r"(\.log|\.txt|\.out|\.err)?(?:[.-](\d{1,3}|\d{4}-?\d\d-?\d\d(?:[-T_]?\d{2,6})?))?(\.(?:gz|zst|bz2|xz))?$"
 )
@@ -96,29 +95,20 @@ def arrays(
         if not plain or _encoding(head) is not None or head.startswith(codecs.BOM_UTF8):
             yield from (np.frombuffer(chunk, np.uint8) for chunk in _whole_lines(_decoded(path, stream, size, on_read)))
             return
-        tail = np.empty(0, np.uint8)
-        while True:
-            buffer = np.empty(len(tail) + size, np.uint8)
+        tail, count = bytearray(), -1
+        while count:
+            buffer = bytearray(len(tail) + size)
             buffer[: len(tail)] = tail
-            count = cast("io.BufferedReader", stream).readinto(buffer[len(tail) :].data)
-            if not count:
-                if len(tail):
-                    yield tail
-                return
-            if on_read is not None:
-                on_read(count)
+            count = cast("io.BufferedReader", stream).readinto(memoryview(buffer)[len(tail) :])
             end = len(tail) + count
-            cut = end - 1
-            while cut >= 0 and buffer[cut] != _NEWLINE and end - cut < 4096:
-                cut -= 1
-            if cut < 0 or buffer[cut] != _NEWLINE:
-                cut = int(np.flatnonzero(buffer[:end] == _NEWLINE)[-1]) if (buffer[:end] == _NEWLINE).any() else -1
-            if cut < 0 and end < _MAX_LINE:
-                tail = buffer[:end]
-                continue
-            cut = end - 1 if cut < 0 else cut
-            yield buffer[: cut + 1]
-            tail = buffer[cut + 1 : end].copy()
+            cut = buffer.rfind(b"\n", 0, end) + 1
+            if not count or (not cut and end >= _MAX_LINE):
+                cut = end
+            elif on_read is not None:
+                on_read(count)
+            if cut:
+                yield np.frombuffer(buffer, np.uint8, cut)
+            tail = buffer[cut:end]
 
 
 def _decoded(path: str, stream: BinaryIO, size: int, on_read: Callable[[int], object] | None) -> Iterator[bytes]:
@@ -212,12 +202,11 @@ def _files(paths: Iterable[str]) -> Iterator[str]:
         if path == STDIN:
             yield path
         elif Path(path).is_dir():
-            inside = [
-                p for p in sorted(Path(path).iterdir()) if p.is_file() and re.search(r"\.(log|txt|out|err)\b", p.name)
-            ]
+            members = sorted(p for p in Path(path).iterdir() if re.search(r"\.(log|txt|out|err)\b", p.name))
+            inside = [str(p) for p in members if p.is_file()]
             if not inside:
                 raise InputError(f"{path}: a directory without *.log, *.txt, *.out or *.err files; name the log file")
-            yield from (str(p) for p in inside)
+            yield from inside
         elif Path(path).exists():
             yield path
         else:

@@ -11,7 +11,7 @@ from hicache_lab.base.units import format_both, format_gb
 from hicache_lab.forensics.logs import events as ev
 from hicache_lab.forensics.logs.collect import Log
 from hicache_lab.forensics.logs.prefix import for_terminal
-from hicache_lab.forensics.logs.run import Peak, Run
+from hicache_lab.forensics.logs.run import Run
 
 SCHEMA = "hicache-lab/parse/1"
 _TEXT = 500
@@ -65,7 +65,10 @@ def run_json(run: Run) -> dict[str, Any]:
             "complete": bool(run.host_pools) and (run.ranks or 0) <= len(run.host_bytes_by_rank()),
         },
         "batches": {"prefill": batches.prefill, "decode": batches.decode, "by_rank": dict(batches.by_rank)},
-        "peaks": {name: _peak(batches.peaks.get(name)) for name in _PEAKS},
+        "peaks": {
+            name: {"value": peak.value, "file": peak.where.file, "line": peak.where.line} if peak else None
+            for name, peak in ((name, batches.peaks.get(name)) for name in _PEAKS)
+        },
         "hit_ratio": batches.hit_ratio,
         "cached_tokens": batches.cached_tokens,
         "new_tokens": batches.new_tokens,
@@ -79,7 +82,18 @@ def run_json(run: Run) -> dict[str, Any]:
             "lines": run.counts["retraction"],
             "requests": sum(event.retracted or 0 for event in run.of(ev.Retraction)),
         },
-        "errors": [_error(event) for event in run.events if event.is_error],
+        "errors": [
+            {
+                "kind": event.kind,
+                "rank": event.rank.label,
+                "at": _iso(event.at),
+                "file": event.where.file,
+                "line": event.where.line,
+                "text": event.text[:_TEXT],
+            }
+            for event in run.events
+            if event.is_error
+        ],
         "events": dict(sorted(run.counts.items())),
     }
 
@@ -132,18 +146,9 @@ def _run_text(run: Run) -> list[str]:
 
 
 _SHOWN = (
-    "model_path",
-    "tp_size",
-    "pp_size",
-    "dp_size",
-    "nnodes",
-    "page_size",
-    "mem_fraction_static",
-    "enable_hierarchical_cache",
-    "hicache_ratio",
-    "hicache_size",
-    "hicache_write_policy",
-)
+    "model_path tp_size pp_size dp_size nnodes page_size mem_fraction_static enable_hierarchical_cache hicache_ratio "
+    "hicache_size hicache_write_policy"
+).split()
 
 
 def _device_bytes(run: Run) -> int | None:
@@ -169,21 +174,6 @@ def _pool(pool: ev.HostPool | ev.DevicePool) -> dict[str, Any]:
         "bytes": pool.bytes,
         "file": pool.where.file,
         "line": pool.where.line,
-    }
-
-
-def _peak(peak: Peak | None) -> dict[str, Any] | None:
-    return None if peak is None else {"value": peak.value, "file": peak.where.file, "line": peak.where.line}
-
-
-def _error(event: ev.Event) -> dict[str, Any]:
-    return {
-        "kind": event.kind,
-        "rank": event.rank.label,
-        "at": _iso(event.at),
-        "file": event.where.file,
-        "line": event.where.line,
-        "text": event.text[:_TEXT],
     }
 
 
