@@ -115,7 +115,7 @@ def read(data: bytes) -> tuple[FastPath, list[tuple[int, str, dict[str, float]]]
         for part in found.rows:
             for index in range(len(part)):
                 values = {k: float(v[index]) for k, v in part.values.items() if not np.isnan(v[index])}
-                rows.append((int(part.line[index]), part.phase, values))
+                rows.append((part.line(index), part.phase, values))
     return fast, rows, others
 
 

@@ -40,21 +40,23 @@ def _is_sglang(title: str) -> bool:
 
 def process_share(pid: int, proc_root: Path = PROC) -> dict[str, Any] | None:
     """Name, resident and proportional bytes of a process; None when it is gone. PSS needs the right to read it."""
-    folder = proc_root / str(pid)
+    status, rollup = (_fields(proc_root / str(pid) / name) for name in ("status", "smaps_rollup"))
+    if status is None:
+        return None
+    return {
+        "pid": pid,
+        "name": status.get("Name", "?").strip(),
+        "rss_bytes": _kb(status.get("VmRSS")),
+        "pss_bytes": _kb(rollup.get("Pss")) if rollup is not None else None,
+    }
+
+
+def _fields(path: Path) -> dict[str, str] | None:
     try:
-        status = (folder / "status").read_text(encoding="utf-8", errors="replace")
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    share: dict[str, Any] = {"pid": pid, "name": fields.get("Name", "?").strip(), "rss_bytes": _kb(fields.get("VmRSS"))}
-    try:
-        rollup = (folder / "smaps_rollup").read_text(encoding="utf-8", errors="replace")
-        share["pss_bytes"] = _kb(
-            next((line.split(":", 1)[1] for line in rollup.splitlines() if line.startswith("Pss:")), None)
-        )
-    except OSError:
-        share["pss_bytes"] = None
-    return share
+    return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def _kb(text: str | None) -> int:

@@ -219,7 +219,7 @@ class _Stream:
         """The part's rows, and the batches among its other lines, each with their run."""
         part, self.part, batches, self.deferred = self.part, _NO_ROWS, self.deferred, []
         if part.rows and self.run is None:
-            self._begin(min(int(rows.line[0]) for rows in part.rows))
+            self._begin(min(rows.line(0) for rows in part.rows))
         for rows in part.rows:
             self.log.recognised_lines += len(rows)
             self.log.own_lines += len(rows)
@@ -239,14 +239,11 @@ class _Stream:
         for run, rows in several:
             # rows come after the lines handed back, and may stand before them
             key = run.index, rows.phase
-            if f"{rows.phase}:" not in run.lines or rows.line[0] < self.first_lines.get(key, 0):
+            if f"{rows.phase}:" not in run.lines or rows.line(0) < self.first_lines.get(key, 0):
                 run.lines[f"{rows.phase}:"] = rows.message(0)
-                self.first_lines[key] = int(rows.line[0])
+                self.first_lines[key] = rows.line(0)
             run.batches.add_rows(rows, path)
-            for tag in np.unique(rows.tag):
-                if label := rows.ranks[tag].label:
-                    run.labels.setdefault(label)
-            timed = rows.at_us[rows.at_us != NO_TIME]
+            timed = rows.at_us if rows.at_us.min() != NO_TIME else rows.at_us[rows.at_us != NO_TIME]
             for at_us in (timed.min(), timed.max()) if len(timed) else ():
                 run.saw(EPOCH + timedelta(microseconds=int(at_us)))
             if self.log.columns is not None:
@@ -254,7 +251,7 @@ class _Stream:
 
     def _saw_batches(self) -> None:
         for rows in self.part.rows:
-            self.assembler.saw_batch(rows.message(-1), ev.SourceLine(self.path, int(rows.line[-1])))
+            self.assembler.saw_batch(rows.message(-1), ev.SourceLine(self.path, rows.line(-1)))
 
     def _line(self, raw: bytes, number: int, *, ended: bool) -> None:
         if number != self.previous_line + 1:
@@ -283,7 +280,7 @@ class _Stream:
         for rows in self.part.rows:
             begin, end = rows.index(before + 1, number)
             tags, places = np.unique(rows.tag[begin:end], return_index=True)
-            first += [(int(rows.line[begin + at]), rows.ranks[tag]) for tag, at in zip(tags, places, strict=True)]
+            first += [(rows.line(begin + at), rows.ranks[tag]) for tag, at in zip(tags, places, strict=True)]
         begin, end = np.searchsorted(self.part.accesses, [before + 1, number])
         first += [(int(line), ev.Rank()) for line in self.part.accesses[begin:end][:1]]
         return list(dict.fromkeys(rank for _, rank in sorted(first)))
@@ -307,7 +304,7 @@ class _Stream:
 
     def _run_for(self, event: ev.Event) -> Run:
         if self.run is None:
-            self._begin(min([event.where.line, *(int(rows.line[0]) for rows in self.part.rows)]))
+            self._begin(min([event.where.line, *(rows.line(0) for rows in self.part.rows)]))
         assert self.run is not None
         if self._restarts(event, self.run):
             self._begin(event.where.line)

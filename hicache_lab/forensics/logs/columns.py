@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_lab.forensics.logs.batch import BOOLEANS, is_integer
-from hicache_lab.forensics.logs.rows import NO_TIME, BatchRows
+from hicache_lab.forensics.logs.rows import NO_TIME, RECORDS, BatchRows
 
 # marks a value that the line does not carry, in columns of whole numbers
 MISSING = np.iinfo(np.int32).min
@@ -48,7 +48,7 @@ class ColumnStore:
         recent.append(
             {
                 "at_ms": np.where(rows.at_us == NO_TIME, NO_TIME, rows.at_us // 1000),
-                "line": rows.line.astype(np.int32),
+                "line": (rows.place // RECORDS).astype(np.int32),
                 "rank": number[rows.tag],
                 "run": np.full(len(rows), run, np.int16),
                 "file": np.full(len(rows), self._number(self.files, path), np.int16),
@@ -102,8 +102,8 @@ def _joined(parts: Sequence[Part]) -> Part:
 
 def _narrow(name: str, values: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
     absent = np.isnan(values)
-    if name in BOOLEANS:
-        return np.where(absent, MISSING_FLAG, values).astype(np.int8)
-    if is_integer(name) and not (np.abs(values[~absent]) >= 2**31 - 1).any():
-        return np.where(absent, MISSING, values).astype(np.int32)
+    known = values[~absent] if absent.any() else values
+    marker, dtype = (MISSING_FLAG, np.int8) if name in BOOLEANS else (MISSING, np.int32)
+    if name in BOOLEANS or (is_integer(name) and max(known.max(initial=0), -known.min(initial=0)) < 2**31 - 1):
+        return (values if known is values else np.where(absent, marker, values)).astype(dtype)
     return values.astype(np.float32)

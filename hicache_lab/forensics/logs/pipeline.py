@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from queue import SimpleQueue
-from threading import Lock, Thread, current_thread, main_thread
+from threading import Lock, current_thread, main_thread
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,52 +99,34 @@ def parts_of(fast: FastPath, coming: Iterable[npt.NDArray[np.uint8]]) -> Generat
     interpreter's usual switch interval (5 ms): left to it, neither thread would run beside the other. Reading the file
     stays in this thread, where it can be interrupted.
     """
-    waiting: SimpleQueue[npt.NDArray[np.uint8] | None] = SimpleQueue()
-    results: SimpleQueue[ChunkPart | BaseException | None] = SimpleQueue()
+    from concurrent.futures import Future, ThreadPoolExecutor
 
-    def work() -> None:
-        # here, because only the main thread can be interrupted between the two
+    def read(chunk: npt.NDArray[np.uint8]) -> list[ChunkPart]:
+        parts, position = [], 0
         with _short_turns:
-            while (chunk := waiting.get()) is not None:
-                try:
-                    position = 0
-                    while position < len(chunk):
-                        position, part = fast.read(chunk, position)
-                        results.put(part)
-                except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-                    results.put(error)
-                results.put(None)
+            while position < len(chunk):
+                position, part = fast.read(chunk, position)
+                parts.append(part)
+        return parts
 
-    def oldest() -> Iterator[ChunkPart]:
-        while (part := results.get()) is not None:
-            if isinstance(part, BaseException):
-                raise part
-            yield part
+    waiting: deque[Future[list[ChunkPart]]] = deque()
 
-    def end() -> None:
-        waiting.put(None)
-        if worker.is_alive():
-            worker.join()
+    def oldest() -> list[ChunkPart]:
+        parts = waiting[0].result()
+        # only now: an interrupt may come while it is waited for
+        waiting.popleft()
+        return parts
 
-    # a daemon: an interrupt that comes before it is told to stop must not hold the process's end
-    worker = Thread(target=work, name="log reader", daemon=True)
-    ahead = 0
-    try:
-        worker.start()
-        for chunk in coming:
-            waiting.put(chunk)
-            ahead += 1
-            if ahead > _AHEAD:
+    with ThreadPoolExecutor(1, "log reader") as worker:
+        try:
+            for chunk in coming:
+                waiting.append(worker.submit(read, chunk))
+                if len(waiting) > _AHEAD:
+                    yield from oldest()
+            while waiting:
                 yield from oldest()
-                ahead -= 1
-        for _ in range(ahead):
-            yield from oldest()
-    except KeyboardInterrupt:
-        end()
-        # what had been read is summed up
-        while not results.empty():
-            if (part := results.get()) is not None and not isinstance(part, BaseException):
-                yield part
-        raise
-    finally:
-        end()
+        except KeyboardInterrupt:
+            # what had been read is summed up
+            while waiting:
+                yield from oldest()
+            raise

@@ -71,10 +71,9 @@ class BatchRows:
             },
         )
 
-    @property
-    def line(self) -> npt.NDArray[np.int64]:
-        """The lines' numbers."""
-        return self.place // RECORDS
+    def line(self, index: int) -> int:
+        """The number of a row's line."""
+        return int(self.place[index]) // RECORDS
 
     def __len__(self) -> int:
         return len(self.place)

@@ -85,10 +85,14 @@ class BatchStats:
             self.by_rank[label] += int(counted[tag])
         for name in ("running_req", "queue_req", *_USAGES):
             if name in rows.values:
-                best = int(np.where(np.isfinite(rows.values[name]), rows.values[name], -np.inf).argmax())
-                value = float(rows.values[name][best])
+                column = rows.values[name]
+                # argmax stops at the first NaN
+                best = int(column.argmax())
+                if not math.isfinite(column[best]):
+                    best = int(np.where(np.isfinite(column), column, -np.inf).argmax())
+                value = float(column[best])
                 if math.isfinite(value):
-                    where = ev.SourceLine(path, int(rows.line[best]))
+                    where = ev.SourceLine(path, rows.line(best))
                     if name in _USAGES:
                         self.peak("token_usage", value, where)
                     else:
@@ -180,8 +184,9 @@ class Run:
     @property
     def ranks_seen(self) -> list[str]:
         """Labels of the ranks that spoke; ``""`` alone stands for the one scheduler of an untagged log."""
-        if self.labels:
-            return sorted(self.labels, key=lambda label: [(len(part), part) for part in label.split()])
+        labels = {*self.labels, *self.batches.by_rank} - {""}
+        if labels:
+            return sorted(labels, key=lambda label: [(len(part), part) for part in label.split()])
         alone = any(event.is_per_rank for event in self.events) or self.batches.by_rank
         return [""] if alone else []
 
